@@ -44,6 +44,10 @@ def test_adapt(words, tmp_path, capsys):
     for label in ("stock model ", "stock model, fine-tuned", "swapped  ", "swapped, fine-tuned"):
         assert label in printed
     assert "rope:fraction=0.25+alibi" in printed
+    assert "encoding: rope:fraction=0.25+alibi; recipe auto: keeps" in log
+    assert "biases" not in printed  # there are no wavelets
+    assert re.search(r"Trained on 2000 tokens \([.\d]+ times its text\) in", printed)
+    assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
     assert "rope:type=yarn" in printed
     results = json.loads((tmp_path / "new/results.json").read_text())
     found = results["perplexity"]
@@ -61,13 +65,14 @@ def test_adapt(words, tmp_path, capsys):
     capsys.readouterr()
     assert main([*words, "--resume"]) == 0
     new = tmp_path / "new"
-    assert capsys.readouterr().err == f"{new} is finished already: nothing was left to do\n"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"{new} is finished already: nothing was left to do"
     assert (new / "report.md").exists()
     assert main([*words, "--tokens", "2400", "--lr", "1e-3", "--gradient-checkpointing"]) == 2
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err.splitlines()[-1] == (
         f"wavepe adapt: error: {new} holds an adaptation with other settings (--tokens 2000 there, "
         "2400 here; --lr 0.0001 there, 0.001 here; --gradient-checkpointing not given there, True "
-        f"here): give another folder, or train its model on: wavepe adapt {new} NEW ...\n"
+        f"here): give another folder, or train its model on: wavepe adapt {new} NEW ..."
     )
 
 

@@ -213,6 +213,18 @@ def test_a_copy_of_a_run_is_no_text(tmp_path):
 # ------------------------------------------------------------------ models and states in it
 
 
+def test_a_folder_of_adapt_is_no_text(tmp_path):
+    """Neither before it is finished, nor after."""
+    for beside in ("checkpoints/adapted/trainer_state.json", "config.json"):
+        folder = tmp_path / beside.partition(".")[0].replace("/", "-")
+        file = folder / beside
+        file.parent.mkdir(parents=True)
+        file.write_text("not this")
+        (folder / "results.json").write_text("nor this")
+    (tmp_path / "text.txt").write_text("words and words " * 100)
+    assert load_text(tmp_path, 10, 10).read_bytes == 1600
+
+
 @pytest.mark.usefixtures("lin")
 def test_the_model_of_another_spec_is_not_taken(tmp_path, capsys):
     given = {"specs": ["lin:slope=0.5"], "steps": 2}

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import random
 import shutil
 
@@ -16,9 +17,10 @@ pytest.importorskip("accelerate")
 import wavepe
 import wavepe.hf
 from hf_families import build
-from hf_model import close, logits, own_tiny, patched_tiny, tiny, tokens
+from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
 from processes import output
 from transformers import AutoModelForCausalLM
+from wavepe._files import lock_folder
 from wavepe.hf import families, recipes
 
 pytestmark = [
@@ -27,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
 ]
 SPEC = "wavelet:scales=4"
+KEPT = "rope:theta=10000,fraction=0.5+alibi"
 DATA = tokens(1, 3000)[0]
 SIZES = {"tokens": 32 * 2 * 24, "length": 32, "batch_size": 2, "learning_rate": 1e-3}
 
@@ -85,6 +88,27 @@ def test_auto_keeps_pairs_of_a_plain_rotation(source, wanted):
     """Also of one that names its own base; of one that rotates a fraction, all its pairs."""
     found = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
     assert found.encoding == wavepe.encoding(wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "wanted"),
+    [
+        ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}, KEPT),
+        ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4e4}, "alibi"),
+        ("linear", {}, "alibi"),
+        ("yarn", {}, "alibi"),  # it grows with the queries
+    ],
+)
+def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **options}
+    if kind != "linear":
+        rope["original_max_position_embeddings"] = 8192
+    config = tiny_config(max_position_embeddings=32768, rope_parameters=rope)
+    model = tiny(config=config)
+    found = recipes.choose("auto", "alibi", families.decoder(model), 512)
+    assert found.encoding == wavepe.encoding(wanted)
+    assert (kind in found.why) == (wanted == "alibi")
+    wavepe.hf.patch(model, found.encoding)
 
 
 @pytest.mark.parametrize("turning", range(1, 13))
@@ -331,9 +355,87 @@ def test_a_folder_of_another_adaptation(tmp_path):
         wanted = rf"settings \({changes}\): give another folder, or train its model on: give"
         with pytest.raises(ValueError, match=wanted):
             adapt(stock(), **{**given, **options})
-    (tmp_path / "checkpoints").mkdir()  # it is not finished
+    (tmp_path / "checkpoints/adapted").mkdir(parents=True)  # it is not finished
     with pytest.raises(ValueError, match=r"give another folder$"):
         adapt(stock(), seed=1, **given)
+
+
+def test_a_model_is_known_by_its_weights(tmp_path):
+    """Its name may change. A folder of the time before weights counted knows the name alone."""
+    given = {"folder": tmp_path, "recipe": "plain", "tokens": np.int64(64)}
+    first = adapt(stock(), **given)
+    same, other = stock(), stock()
+    same.config._name_or_path = "elsewhere"
+    other.lm_head.weight.data[0] *= 2
+    assert adapt(same, **given).perplexity == first.perplexity
+    with pytest.raises(ValueError, match=r"\(weights sha256:.{16} there, sha256:.{16} here\)"):
+        adapt(other, **given)
+    results = json.loads((tmp_path / "results.json").read_text())
+    del results["settings"]["weights"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert adapt(other, **given).perplexity == first.perplexity
+    with pytest.raises(ValueError, match=r"\(model  there, elsewhere here\)"):
+        adapt(same, **given)
+
+
+def test_one_process_a_folder(tmp_path):
+    lock = lock_folder(tmp_path)
+    with pytest.raises(OSError, match="another process is writing there"):
+        adapt(stock(), folder=tmp_path, tokens=64)
+    os.close(lock)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["[]", '{"runs": []}'])
+def test_results_of_another_program(tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match=r"results\.json is not that of an adaptation"):
+        adapt(stock(), folder=tmp_path, tokens=64)
+    assert (tmp_path / "results.json").read_text() == content
+
+
+def test_killed_while_checkpoints_are_removed(tmp_path, monkeypatch):
+    """They are gone at once, so none is left half."""
+    given = {"folder": tmp_path, "recipe": "plain"}
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # killed here
+        first = adapt(stock(), **given)
+    assert (tmp_path / ".checkpoints").exists()
+    assert adapt(stock(), **given).perplexity == first.perplexity
+    assert not (tmp_path / ".checkpoints").exists()
+
+
+def test_a_control_can_follow(tmp_path):
+    """The rest is not trained again."""
+    given = {"recipe": "plain", "tokens": 256}
+    first, told = adapt(stock(), folder=tmp_path, **given), []
+    options = {"control": True, "progress": lambda what, *_: told.append(what)}
+    found = adapt(stock(), folder=tmp_path, **given, **options)
+    assert set(told) == {"control", "control, 32 tokens", "control, 64 tokens"}
+    both = adapt(stock(), control=True, **given)
+    assert found.perplexity == both.perplexity == {**first.perplexity, **found.perplexity}
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("make", [tiny, lambda: own_tiny("rope"), lambda: patched_tiny("rope")])
+def test_an_encoding_that_does_not_fit_is_refused_first(tmp_path, make):
+    with pytest.raises(ValueError, match="the model do not fit: head size 8 is not divisible"):
+        adapt(make(), "wavelet:scales=5", folder=tmp_path / "new", control=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_model_is_left_as_training_found_it(tmp_path):
+    """It computes in its own dtype, as it will when it is loaded, and keeps its cache."""
+    model = stock()
+    model.config.use_cache = True
+    found = adapt(model, "alibi", folder=tmp_path, bf16=True, use_cpu=True, tokens=1280)
+    assert found.model.config.use_cache
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.use_cache
+    held_out = DATA[-750:]
+    again = wavepe.analysis.perplexity(loaded, held_out, 32)
+    assert found.perplexity["adapted"][32] == pytest.approx(again, rel=1e-6)
+    assert (found.tokens, found.passes) == (1280, pytest.approx(40 / 70, rel=0.01))
 
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):

@@ -91,7 +91,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 def _locked(folder: Path) -> Iterator[None]:
     """Make or empty the folder, and lock it. The lock ends with this process at the latest."""
     try:
-        lock = _lock(folder)
+        lock = lock_folder(folder)
     except KeyboardInterrupt:
         with suppress(OSError):
             folder.rmdir()
@@ -104,8 +104,11 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(folder: Path) -> int:
-    """Make the folder if it is missing, lock it and return its file descriptor."""
+def lock_folder(folder: Path) -> int:
+    """Make the folder if it is missing, lock it and return its file descriptor.
+
+    The lock ends when the descriptor is closed. OSError if another process holds it.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)

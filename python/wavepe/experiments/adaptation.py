@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import wavepe
+
 from .._files import new_file
 from . import model as models
 from .errors import UsageError, need_matplotlib, require
@@ -24,7 +26,7 @@ _ROWS = {
     "adapted": "swapped, fine-tuned",
 }
 _OPTIONS = {"batch_size": "--batch", "learning_rate": "--lr", "use_cpu": "--device cpu:",
-            "model": "SOURCE", "encoding": "ENCODING"}  # fmt: skip
+            "model": "SOURCE", "weights": "SOURCE", "encoding": "ENCODING"}  # fmt: skip
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
     "wavepe perplexity, and wavepe convert."
@@ -87,8 +89,16 @@ class Adaptation:
     def facts(self) -> list[str]:
         """Return lines that say what was done."""
         done = self.adapted
-        trained = f"Trained on {done.settings['tokens']} tokens in {done.seconds:.0f} s."
-        return [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained, _ADVICE]
+        found = [
+            f"Encoding: {done.encoding}", f"Recipe {done.why}.",
+            f"Trained on {done.tokens} tokens ({done.passes:.2g} times its text) in "
+            f"{done.seconds:.0f} s.",
+        ]  # fmt: skip
+        if "control" in done.perplexity:
+            rate = done.settings["learning_rate"]
+            found.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
+        scaled = getattr(wavepe.encoding(done.encoding).rotary, "type", None)
+        return [*found, *([] if scaled else [_ADVICE])]
 
     def __repr__(self) -> str:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
@@ -197,14 +207,15 @@ def adapt(
     wanted = integers("--lengths", lengths, 2) if lengths else None
     training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
     training = {name: True for name, value in training.items() if value}
-    from ..hf import adapt_run, adapting, encoding_of
+    from ..hf import adapt_run, adapting, encoding_of, families, recipes
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
     check_data(data)
     models.check_folder(source)
     with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
-        word = "stock" if encoding_of(loaded.model) is None else "source"
+        source_encoding = encoding_of(loaded.model)
+        word = "stock" if source_encoding is None else "source"
         labels = {name: label.format(word) for name, label in _ROWS.items()}
         last = max(held_out or adapting.HELD_OUT, *(wanted or (2 * length,)))
         ids = first_and_last_tokens(loaded, data, tokens, last)
@@ -221,6 +232,9 @@ def adapt(
                 begun[what](done, total)
 
             try:
+                base = families.decoder(loaded.model)
+                chosen = recipes.choose(recipe, encoding, base, length, source_encoding)
+                report.say(f"encoding: {chosen.encoding}; recipe {chosen.why}")
                 done = adapting.adapt(
                     loaded.model, encoding, ids, tokens=tokens, length=length, recipe=recipe,
                     folder=folder, tokenizer=loaded.tokenizer, lengths=wanted, held_out=held_out,

@@ -136,12 +136,13 @@ def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
 def walk(root: Path) -> list[tuple[str, Path]]:
     """Return (name below root, path) of every regular file, sorted by name.
 
-    Hidden files are skipped. So are folders of comparisons, which may lie in the data: they grow,
-    and would change the text.
+    Hidden files are skipped. So are folders of comparisons and adaptations, which may lie in the
+    data: they grow, and would change the text.
     """
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):
-        if is_run(names):
+        adapted = "results.json" in names and {"checkpoints", "config.json"} & {*subfolders, *names}
+        if adapted or is_run(names):
             subfolders.clear()
             continue
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

@@ -68,13 +68,15 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
     """
     from transformers.utils import logging
 
+    from ..hf.adapt_run import without_bars
+
     before, verbosity = torch.get_num_threads(), logging.get_verbosity()
     if wanted is not None:
         torch.set_num_threads(wanted)
-    logging.disable_progress_bar()
     logging.set_verbosity_error()  # no warnings about parameters that an encoding adds or drops
     try:
-        yield torch.get_num_threads()
+        with without_bars():
+            yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
         logging.set_verbosity(verbosity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME
 
-from .._files import new_file, writing
+from .._files import lock_folder, new_file, writing
 from .._labels import suggestion
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
@@ -185,6 +186,8 @@ def training_arguments(plan: Plan, folder: Path) -> Any:
 
 # ---- the folder ---------------------------------------------------------------------------------
 
+# Settings of which only the beginning of a digest is shown.
+_DIGESTS = ("data", "weights")
 # What follows from other settings, and is not named beside them.
 _FOLLOWS = {
     "encoding": {"recipe", "length"},
@@ -215,6 +218,10 @@ class OtherSettings(ValueError):
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    if "weights" not in before:  # of an earlier version: a model is known by its name alone
+        now = {key: x for key, x in now.items() if key != "weights"}
+    else:
+        before, now = ({**x, "model": None} for x in (before, now))
     there, here = map(_told, (before, now))
     keys = (there | here).keys()
     pairs = {key: (there.get(key, "not given"), here.get(key, "not given")) for key in keys}
@@ -225,7 +232,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any
 def _told(settings: dict[str, Any]) -> dict[str, Any]:
     """Return what is given of the settings, as a user reads it."""
     found = {key: x for key, x in settings.items() if key != "training" and x is not None}
-    found["data"] = f"sha256:{settings['data'][:16]}"
+    found |= {key: f"sha256:{found[key][:16]}" for key in _DIGESTS if key in found}
     for pair in settings["training"]:  # "('bf16', True)"
         name, _, value = pair[2:-1].partition("', ")
         found[name] = value
@@ -243,6 +250,8 @@ class Run:
         if not file.exists():
             return
         found = json.loads(file.read_text("utf-8"))
+        if not (isinstance(found, dict) and {"settings", "perplexity", "seconds"} <= found.keys()):
+            raise ValueError(f"{file} is not that of an adaptation: give another folder")
         if changes := _changes(found["settings"], settings):
             raise OtherSettings(folder, changes, self.finished)
         numbers = found["perplexity"].items()
@@ -252,13 +261,26 @@ class Run:
     @classmethod
     @contextmanager
     def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
-        """Yield the run, in a temporary folder if none is given."""
+        """Yield the run, in a temporary folder if none is given; the first process locks it.
+
+        OSError if another run works there.
+        """
         if folder is None:
             with tempfile.TemporaryDirectory() as temporary:
                 yield cls(Path(temporary), False, settings)
-        else:
+        elif not _is_first_process():
             Path(folder).mkdir(parents=True, exist_ok=True)
             yield cls(Path(folder), True, settings)
+        else:
+            lock = lock_folder(Path(folder))
+            try:
+                run = cls(Path(folder), True, settings)
+                shutil.rmtree(run.discarded, ignore_errors=True)  # of a killed process
+                if not (run.folder / RESULTS).exists():
+                    run.write()
+                yield run
+            finally:
+                os.close(lock)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -268,7 +290,18 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / CONFIG_NAME).exists() and not (self.folder / CHECKPOINTS).exists()
+        trained = self.folder / CHECKPOINTS / "adapted"
+        return (self.folder / CONFIG_NAME).exists() and not trained.exists()
+
+    @property
+    def discarded(self) -> Path:
+        return self.folder / f".{CHECKPOINTS}"
+
+    def discard_checkpoints(self) -> None:
+        """Remove the checkpoints, all at once for whoever looks."""
+        with suppress(FileNotFoundError):
+            os.rename(self.folder / CHECKPOINTS, self.discarded)
+        shutil.rmtree(self.discarded, ignore_errors=True)
 
     def write(self) -> None:
         if not (self.kept and _is_first_process()):
@@ -300,13 +333,15 @@ class Run:
         self, name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, progress: Any
     ) -> None:
         """Train a model, from its last whole checkpoint if there is one."""
-        folder = self.folder / CHECKPOINTS / name
+        folder, use_cache = self.folder / CHECKPOINTS / name, model.config.use_cache
         trainer = _trainer(name, model, teacher, rows, plan, folder, progress)
         if _is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         with writing(self.folder), without_bars():  # a full disk has its name
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
+        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # no autocast from here on
+        model.config.use_cache = use_cache  # Trainer switches it off
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.write()
 
@@ -324,12 +359,12 @@ class Run:
                 tokenizer.save_pretrained(self.folder)
         found = {str(n): x for n, x in self.perplexity["adapted"].items()}
         note_perplexities(self.folder, self.settings["encoding"], found)
-        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+        self.discard_checkpoints()
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Leave out transformers' bar for each checkpoint: `progress` shows the progress."""
+    """Leave out transformers' bars, one for each checkpoint; `progress` shows the progress."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -339,6 +374,16 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of all weights, by which a folder knows the model that it began with."""
+    digest = hashlib.sha256()
+    for name, x in model.state_dict().items():
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        if not x.is_meta:  # weights on disk, of accelerate
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _whole(x: Tensor) -> Tensor:

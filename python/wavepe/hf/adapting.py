@@ -24,10 +24,13 @@ from .adapt_run import (
     Run,
     check_training,
     training_arguments,
+    weights_digest,
     with_adapters,
     without_bars,
 )
-from .conversion import convert
+from .config import CLASS_PREFIX
+from .conversion import convert, empty_model
+from .families import TYPE_PREFIX
 from .layers import Choice
 from .patching import encoding_of, patch, warn_of_scales
 
@@ -53,6 +56,10 @@ class Adapted:
         The arguments of `adapt`.
     seconds : float
         The duration of the training in seconds, without evaluations.
+    tokens : int
+        The tokens of all steps of the training.
+    passes : float
+        How often the training went through its text.
     """
 
     model: Any
@@ -61,6 +68,8 @@ class Adapted:
     perplexity: dict[str, dict[int, float]]
     settings: dict[str, Any]
     seconds: float
+    tokens: int
+    passes: float
 
 
 def adapt(
@@ -168,7 +177,8 @@ def adapt(
     lora = None if lora is None else _checks.integer("lora", lora, 1)
     rows_of_step = batch_size * int(os.environ.get("WORLD_SIZE", "1"))
     rows_of_step *= training.get("gradient_accumulation_steps", 1)
-    steps = _checks.integer("tokens", tokens, 1) // (length * rows_of_step)
+    tokens = _checks.integer("tokens", tokens, 1)
+    steps = tokens // (length * rows_of_step)
     if not steps:
         raise ValueError(
             f"tokens must be at least those of one step, {length * rows_of_step}, got {tokens}"
@@ -183,20 +193,24 @@ def adapt(
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
     count = _checks.integer("held_out", held_out, max(lengths))
     test, rows = _split(ids, length, count)
+    passes = steps * rows_of_step / len(rows)
     rows = rows[_order(len(rows), steps * rows_of_step, seed)]
+    _check_fit(model, chosen.encoding)
     settings = {
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
         "lengths": lengths, "held_out": len(test), "model": str(model.config._name_or_path),
+        "weights": weights_digest(model),
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
     transfer = chosen.transfer(steps)
     plan = Plan(steps, transfer, learning_rate, batch_size, seed, training)
     with Run.opened(folder, settings) as run:
-        if run.finished:
-            model = AutoModelForCausalLM.from_pretrained(folder)
-            return Adapted(model, **run.facts, why=chosen.why)
+        done = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
+        control = control and "control" not in run.perplexity
+        if run.finished and not control:
+            return Adapted(AutoModelForCausalLM.from_pretrained(folder), **run.facts, **done)
         if not hasattr(model, "hf_device_map"):  # else it has its places already
             model.to(training_arguments(plan, run.folder).device)
         run.measure("stock", model, test, lengths, progress)
@@ -206,6 +220,9 @@ def adapt(
             run.train("control", stock, None, rows, other, progress)
             run.measure("control", stock, test, lengths, progress)
             del stock
+        if run.finished:
+            run.discard_checkpoints()
+            return Adapted(AutoModelForCausalLM.from_pretrained(folder), **run.facts, **done)
         teacher = recipes.Teacher(copy.deepcopy(model)) if transfer else None
         torch.manual_seed(seed)
         model = _swapped(model, chosen.encoding)
@@ -217,7 +234,16 @@ def adapt(
             model = trained.merge_and_unload()
         run.measure("adapted", model, test, lengths, progress)
         run.finish(model, tokenizer)
-        return Adapted(model.eval(), **run.facts, why=chosen.why)
+        return Adapted(model.eval(), **run.facts, **done)
+
+
+def _check_fit(model: Any, encoding: Encoding) -> None:
+    """Raise ValueError if the model cannot have the encoding, before the work begins."""
+    config = model.config.to_dict()
+    kind = TYPE_PREFIX + str(config["model_type"]).removeprefix(TYPE_PREFIX)
+    name = CLASS_PREFIX + type(model).__name__.removeprefix(CLASS_PREFIX)
+    config |= {"model_type": kind, "architectures": [name], "position_encoding": str(encoding)}
+    empty_model("the model", config, Choice(encoding))
 
 
 def _swapped(model: Any, encoding: Encoding) -> Any:

@@ -132,7 +132,7 @@ def convert(
     source, target = Path(source_folder), Path(target_folder).resolve()
     _check_target(target)
     config = _new_config(source, chosen)
-    model = _empty_model(source, config, chosen)
+    model = empty_model(str(source / CONFIG_NAME), config, chosen)
     files = _read_weights(source)
     stored = {name: x for held in files.values() for name, x in held.items()}
     dropped = {name for name in stored if MODULE_NAME in name.split(".") or name.endswith(UNREAD)}
@@ -218,7 +218,7 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
     }
 
 
-def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
+def empty_model(source: str, config: dict[str, Any], chosen: Choice) -> Any:
     """Build the new model on the meta device; ValueError if the encoding does not fit."""
     try:
         with torch.device("meta"):  # copied, because transformers changes scalings in place
@@ -227,7 +227,7 @@ def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
             model.tie_weights()  # transformers 5.0 does not do it on the meta device
             return model
     except Exception as error:  # raised by the encoding, or by transformers' own checks
-        raise ValueError(f"{chosen} and {source / CONFIG_NAME} do not fit: {error}") from error
+        raise ValueError(f"{chosen} and {source} do not fit: {error}") from error
 
 
 def _initial_parameters(model: Any) -> dict[str, Tensor]:

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import encodings
+from .._rope_frequencies import rope_frequencies
 from ..encodings import Encoding, RoPE
 from . import families, rope_config
 from .rope_config import Slot
@@ -88,12 +90,27 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         rope = dataclasses.replace(rope, fraction=_kept_fraction(base, length, rope.theta))
     if not rope.fraction:
         return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
+    if rope.theta is None:
+        scaled = rope_config.parameters(base.config, Slot())
+        if scaled.get("rope_type", "default") != "default":
+            if not _is_unscaled(base, rope.fraction, scaled):
+                why = f"auto: keeps no pairs, because the model scales them ({scaled['rope_type']})"
+                return Recipe(found, True, why)
+            rope = dataclasses.replace(rope, theta=scaled["rope_theta"])  # without the scaling
     parts = [_richer(part) for part in found.parts]
-    why = (
-        f"auto: keeps {which} (fraction {rope.fraction:g}), and gives wavelets biases and a "
-        "projection"
-    )
+    why = f"auto: keeps {which} (fraction {rope.fraction:g})"
+    if parts != list(found.parts):
+        why += ", and gives wavelets biases and a projection"
     return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
+
+
+def _is_unscaled(base: Any, fraction: float, scaled: dict[str, Any]) -> bool:
+    """Return whether the model's scaling leaves the fastest pairs as they are, as llama3 does."""
+    size, longest = max(families.head_dims(base)), base.config.max_position_embeddings
+    found, factor = rope_frequencies(size, scaling=scaled, length=longest, max_length=longest)
+    plain, _ = rope_frequencies(size, scaled["rope_theta"])
+    kept = int(fraction * size // 2)
+    return factor == 1 and np.array_equal(found[:kept], plain[:kept])
 
 
 def _richer(part: Encoding) -> Encoding:
