@@ -83,6 +83,7 @@ def checkpoint(place, name):
 
 
 def run(capsys, *argv):
+    capsys.readouterr()  # the bars of models that a test has loaded
     code = main([argv[0], "--threads", "1", *map(str, argv[1:])])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
