@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
 ]
-SIZES = ["--tokens", "2000", "--length", "40", "--batch", "2"]
+SIZES = ["--tokens", "2e3", "--length", "40", "--batch", "2"]
 
 
 @pytest.fixture

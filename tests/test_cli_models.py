@@ -194,6 +194,7 @@ def test_needle(capsys, place, monkeypatch):
     )  # fmt: skip
     assert np.array(found["success"]).shape == (1, 5)
     assert "words.txt" in out
+    assert "A model that never learned to find facts" in out
 
 
 def test_heatmap(capsys, place):

@@ -228,6 +228,8 @@ def out(tmp_path):
         (["--train-length", "99999"], "too short"),
         (["--steps", "0"], "--steps 0: needs 1 to"),
         (["--steps", "many"], "--steps"),
+        (["--steps", "1.5"], "--steps: invalid whole_number value: '1.5'"),
+        (["--encodings", "rope,", "none"], "; several specs are separated by blanks"),
         (["--seeds", "0"], "--seeds 0"),
         (["--batch", "0"], "--batch 0"),
         (["--layers", "0"], "--layers 0"),

@@ -118,6 +118,7 @@ def test_canonical_spec(text, canonical):
         ("", "needs a name"),
         (" rope", "needs a name"),
         ("rope,theta=1", "needs a name"),
+        ("rope:theta=2, fraction=.5", "got ' fraction=.5'; leave out the blanks"),
         (":theta=1", "needs a name"),
         ("rope:", "key=value"),
         ("rope:theta", "key=value"),

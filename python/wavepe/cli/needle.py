@@ -76,6 +76,8 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
             for depth, column in zip(args.depths, grid.T, strict=True)
         ],
     )
+    if not (grid.any() or args.quiet):
+        print("A model that never learned to find facts finds none, whatever its encoding.\n")
     where = {"lengths": lengths, "depths": args.depths}
     figures = {
         **loaded.facts(f"{form} in {around}"), "form": form, "theta": args.theta,

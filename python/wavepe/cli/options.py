@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..experiments.errors import UsageError
-from ..experiments.numbers import integers, reals
+from ..experiments.numbers import integers, reals, whole_number
 
 
 class Number(argparse.Action):
@@ -61,7 +61,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
 
 # The type of a parameter in a docstring -> how argparse reads it. Numbers are checked later.
 _KINDS: dict[str, dict[str, Any]] = {
-    "int": {"type": int, "metavar": "N"},
+    "int": {"type": whole_number, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
     "str": {"metavar": "NAME"},
     "path": {"metavar": "PATH"},

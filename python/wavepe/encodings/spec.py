@@ -48,12 +48,18 @@ def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
     """
     name, colon, rest = spec.partition(":")
     if not is_word(name):
-        raise ValueError(f"spec {spec!r} needs a name first: 'name' or 'name:key=value,key=value'")
+        raise ValueError(
+            f"spec {spec!r} needs a name first: 'name' or 'name:key=value,key=value'"
+            + "; several specs are separated by blanks" * ("," in name)
+        )
     options: dict[str, Value] = {}
     for part in rest.split(",") if colon else ():
         key, _, text = part.partition("=")
         if not (is_word(key) and text):
-            raise ValueError(f"spec {spec!r} needs key=value after the colon, got {part!r}")
+            raise ValueError(
+                f"spec {spec!r} needs key=value after the colon, got {part!r}"
+                + "; leave out the blanks" * (" " in part)
+            )
         if key in options:
             raise ValueError(f"spec {spec!r} gives {key} twice; give it once")
         try:

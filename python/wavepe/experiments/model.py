@@ -178,8 +178,9 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
         size = model.config.get_text_config(decoder=True).vocab_size
         if size != BYTES:
             raise UsageError(
-                f"MODEL {path}: holds no tokenizer (tokenizer.json, ...); only a model with a "
-                f"vocabulary of {BYTES} reads bytes, and this one has {size}"
+                f"MODEL {path}: holds no tokenizer (tokenizer.json, ...): save it there, or give "
+                "the Trainer processing_class=tokenizer; only a model with a vocabulary of "
+                f"{BYTES} reads bytes, and this one has {size}"
             )
         return None
     from transformers import AutoTokenizer

@@ -11,10 +11,21 @@ from .errors import UsageError
 _TOO_MANY = 2**31
 
 
+def whole_number(text: str) -> int:
+    """Read an integer, which may be written as 1e6; ValueError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        found = float(text)
+        if not found.is_integer():
+            raise
+        return int(found)
+
+
 def integer(option: str, value: Any, least: int) -> int:
     """Return `value` as an int; UsageError if it is none, below `least`, or 2^31 and more."""
     try:
-        found = int(value) if isinstance(value, str) else operator.index(value)
+        found = whole_number(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
         raise UsageError(f"{option} {value}: needs integers") from None
     if not least <= found < _TOO_MANY:

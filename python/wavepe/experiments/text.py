@@ -55,6 +55,8 @@ def tokens_for(
     else:
         pieces = iter([bytes(text.held_out)])
         description = f"the held-out part of {text.description}"
+        if model.comparison is None:  # the model may know it
+            description = f"{text.description}, the part that wavepe compare holds out"
         if budget is None and set(lengths) <= set(settings.get("lengths", ())):
             lengths = settings["lengths"]
         budget = budget or settings.get("eval_bytes")
