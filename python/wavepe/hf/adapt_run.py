@@ -25,6 +25,7 @@ from .._runtime import command_for
 from ..analysis._perplexity import perplexity
 from .folder import note_perplexities
 from .learned import MODULE_NAME, learned_ids
+from .patching import encoding_of
 
 RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
@@ -252,7 +253,8 @@ class Run:
         found = json.loads(file.read_text("utf-8"))
         if not (isinstance(found, dict) and {"settings", "perplexity", "seconds"} <= found.keys()):
             raise ValueError(f"{file} is not that of an adaptation: give another folder")
-        if changes := _changes(found["settings"], settings):
+        # FSDP may load the weights in the first process alone.
+        if _is_first_process() and (changes := _changes(found["settings"], settings)):
             raise OtherSettings(folder, changes, self.finished)
         numbers = found["perplexity"].items()
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
@@ -268,18 +270,15 @@ class Run:
         if folder is None:
             with tempfile.TemporaryDirectory() as temporary:
                 yield cls(Path(temporary), False, settings)
-        elif not _is_first_process():
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            yield cls(Path(folder), True, settings)
-        else:
-            lock = lock_folder(Path(folder))
-            try:
-                run = cls(Path(folder), True, settings)
-                shutil.rmtree(run.discarded, ignore_errors=True)  # of a killed process
-                if not (run.folder / RESULTS).exists():
-                    run.write()
-                yield run
-            finally:
+            return
+        lock = lock_folder(Path(folder)) if _is_first_process() else None
+        try:
+            run = cls(Path(folder), True, settings)
+            if not (run.folder / RESULTS).exists():
+                run.write()
+            yield run
+        finally:
+            if lock is not None:
                 os.close(lock)
 
     @property
@@ -293,15 +292,17 @@ class Run:
         trained = self.folder / CHECKPOINTS / "adapted"
         return (self.folder / CONFIG_NAME).exists() and not trained.exists()
 
-    @property
-    def discarded(self) -> Path:
-        return self.folder / f".{CHECKPOINTS}"
-
     def discard_checkpoints(self) -> None:
-        """Remove the checkpoints, all at once for whoever looks."""
-        with suppress(FileNotFoundError):
-            os.rename(self.folder / CHECKPOINTS, self.discarded)
-        shutil.rmtree(self.discarded, ignore_errors=True)
+        """Remove the checkpoints; first they get a hidden name, so that no run finds half of them.
+
+        Another process may have been killed while it did so.
+        """
+        if self.kept and _is_first_process():
+            hidden = self.folder / f".{CHECKPOINTS}"
+            shutil.rmtree(hidden, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                os.rename(self.folder / CHECKPOINTS, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
 
     def write(self) -> None:
         if not (self.kept and _is_first_process()):
@@ -376,9 +377,14 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of all weights, by which a folder knows the model that it began with."""
-    digest = hashlib.sha256()
+def model_digest(model: Any) -> str:
+    """Return the SHA-256 of weights and rotation, by which a folder knows the model it began with.
+
+    All bytes count, because a sample would miss a row that was trained. A GB takes a second.
+    """
+    config = model.config.to_dict().items()
+    rotation = {key: value for key, value in config if "rope" in key or "rotary" in key}
+    digest = hashlib.sha256(f"{encoding_of(model)} {json.dumps(rotation, sort_keys=True)}".encode())
     for name, x in model.state_dict().items():
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
         if not x.is_meta:  # weights on disk, of accelerate

@@ -23,8 +23,8 @@ from .adapt_run import (
     Progress,
     Run,
     check_training,
+    model_digest,
     training_arguments,
-    weights_digest,
     with_adapters,
     without_bars,
 )
@@ -158,6 +158,8 @@ def adapt(
     TypeError, ValueError
         An argument is wrong or does not fit the model; there are too few tokens; or `folder` holds
         another adaptation.
+    OSError
+        Another process works in `folder`, or the system cannot write there.
 
     Notes
     -----
@@ -200,7 +202,7 @@ def adapt(
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
         "lengths": lengths, "held_out": len(test), "model": str(model.config._name_or_path),
-        "weights": weights_digest(model),
+        "weights": model_digest(model),
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
@@ -210,6 +212,7 @@ def adapt(
         done = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
         control = control and "control" not in run.perplexity
         if run.finished and not control:
+            run.discard_checkpoints()
             return Adapted(AutoModelForCausalLM.from_pretrained(folder), **run.facts, **done)
         if not hasattr(model, "hf_device_map"):  # else it has its places already
             model.to(training_arguments(plan, run.folder).device)
