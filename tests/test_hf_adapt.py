@@ -107,8 +107,23 @@ def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
     model = tiny(config=config)
     found = recipes.choose("auto", "alibi", families.decoder(model), 512)
     assert found.encoding == wavepe.encoding(wanted)
-    assert (kind in found.why) == (wanted == "alibi")
+    assert (f"scales its fast pairs, too (rope_type {kind})" in found.why) == (wanted == "alibi")
     wavepe.hf.patch(model, found.encoding)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("gpt_neox", "rotates a part of each head"),
+        ("gemma3_text", "several bases"),
+        ("inkling_text", "relative is replaced"),
+    ],
+)
+def test_auto_says_why_it_keeps_nothing(family, why):
+    if family not in families.SUPPORTED:
+        pytest.skip(f"this transformers has no {family}")
+    found = recipes.choose("auto", "alibi", families.decoder(build(family)), 512)
+    assert (found.encoding, why in found.why) == (wavepe.encoding("alibi"), True)
 
 
 @pytest.mark.parametrize("turning", range(1, 13))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import encodings
-from .._rope_frequencies import rope_frequencies
 from ..encodings import Encoding, RoPE
 from . import families, rope_config
 from .rope_config import Slot
+from .rotary import with_base
 
 RECIPES = ("auto", "plain", "transfer")
 # Steps of transfer: a third of all, but no more than 30, which is as good as more of them.
@@ -78,39 +78,24 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
         why = "auto: the encoding as it is given, because it does not only add to all scores"
         return Recipe(found, True, why)
-    own = encodings.encoding(source or "rope") if isinstance(source, str | None) else None
+    stock = families.stock_encoding(families.family(base.config))
+    own = encodings.encoding(source or stock) if isinstance(source, str | None) else None
     rope: Any = None if own is None or any(own.layers) else own.rotary
     if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
         return Recipe(
-            found, True, f"auto: the encoding as it is given, because {source} is replaced"
+            found, True, f"auto: the encoding as it is given, because {source or stock} is replaced"
         )
     which = "the pairs that the model rotates"
     if rope.fraction == 1:  # else an earlier adaptation, say, has chosen
         which = f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
-        rope = dataclasses.replace(rope, fraction=_kept_fraction(base, length, rope.theta))
-    if not rope.fraction:
-        return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
-    if rope.theta is None:
-        scaled = rope_config.parameters(base.config, Slot())
-        if scaled.get("rope_type", "default") != "default":
-            if not _is_unscaled(base, rope.fraction, scaled):
-                why = f"auto: keeps no pairs, because the model scales them ({scaled['rope_type']})"
-                return Recipe(found, True, why)
-            rope = dataclasses.replace(rope, theta=scaled["rope_theta"])  # without the scaling
+        rope = _kept(base, length, rope)
+        if isinstance(rope, str):
+            return Recipe(found, True, f"auto: the encoding as it is given, because {rope}")
     parts = [_richer(part) for part in found.parts]
     why = f"auto: keeps {which} (fraction {rope.fraction:g})"
     if parts != list(found.parts):
         why += ", and gives wavelets biases and a projection"
     return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
-
-
-def _is_unscaled(base: Any, fraction: float, scaled: dict[str, Any]) -> bool:
-    """Return whether the model's scaling leaves the fastest pairs as they are, as llama3 does."""
-    size, longest = max(families.head_dims(base)), base.config.max_position_embeddings
-    found, factor = rope_frequencies(size, scaling=scaled, length=longest, max_length=longest)
-    plain, _ = rope_frequencies(size, scaled["rope_theta"])
-    kept = int(fraction * size // 2)
-    return factor == 1 and np.array_equal(found[:kept], plain[:kept])
 
 
 def _richer(part: Encoding) -> Encoding:
@@ -119,15 +104,29 @@ def _richer(part: Encoding) -> Encoding:
     return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
 
 
-def _kept_fraction(base: Any, length: int, theta: float | None) -> float:
-    """Return the fraction of pairs that turn often enough, or 0; `theta` None is the config's."""
+def _kept(base: Any, length: int, rope: RoPE) -> RoPE | str:
+    """Return `rope` with the fraction of pairs that turn often enough, or why none is kept."""
+    config = base.config
+    if families.family(config) in families.PARTIAL:
+        return "the model rotates a part of each head"
+    own = rope
+    if rope.theta is None:
+        if list(rope_config.bases(config)) != [rope_config.ALL_LAYERS]:
+            return "the layers of the model have several bases"
+        own = with_base(rope, config, Slot())
     size = max(families.head_dims(base))
-    theta = theta or rope_config.parameters(base.config, Slot()).get("rope_theta")
-    if theta is None or families.family(base.config) in families.PARTIAL:
-        return 0.0
-    periods = [2 * math.pi * theta ** (2 * i / size) for i in range(size // 2)]
-    turning = sum(TURNS * period <= length for period in periods)
-    return math.ceil(1e6 * turning / len(periods)) / 1e6  # rounded down, it would lose a pair
+    lengths = {"length": length, "trained_length": config.max_position_embeddings}
+    found, factor = own.frequencies(size, **lengths)
+    turning = int((found * length >= TURNS * 2 * math.pi).sum())
+    if not turning:
+        return f"no pair turns {TURNS} times within {length} tokens"
+    if own.type is not None:  # a fraction goes without a type, and with theta ours has none
+        rope = RoPE(theta=own.theta)
+        plain = rope.frequencies(size)[0]
+        if factor != 1 or not np.allclose(found[:turning], plain[:turning], 1e-9, 0):
+            return f"the model scales its fast pairs, too (rope_type {own.type})"
+    # rounded down, it would lose a pair
+    return dataclasses.replace(rope, fraction=math.ceil(1e6 * turning / len(found)) / 1e6)
 
 
 # ---- transfer -----------------------------------------------------------------------------------
