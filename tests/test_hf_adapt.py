@@ -78,6 +78,8 @@ def test_recipes(name, spec, length, wanted, transfers):
         ("rope+wavelet", "rope:fraction=0.5+alibi"),
         ("rope:fraction=0.25+wavelet", "rope:fraction=0.25+alibi"),
         ("rope:fraction=0.75,theta=100", "rope:fraction=0.75,theta=100+alibi"),
+        ("rope:fraction=0.75", "rope:fraction=0.75+alibi"),  # also one that does not turn so often
+        ("rope:inference_theta=50000", "alibi"),
         ("rope:type=yarn,factor=4", "alibi"),
         ("rope:type=yarn,factor=4+wavelet", "alibi"),
         ("rope@0+none@1", "alibi"),
