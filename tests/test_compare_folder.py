@@ -214,15 +214,12 @@ def test_a_copy_of_a_run_is_no_text(tmp_path):
 
 
 def test_a_folder_of_adapt_is_no_text(tmp_path):
-    """Neither before it is finished, nor after."""
-    for beside in ("checkpoints/adapted/trainer_state.json", "config.json"):
-        folder = tmp_path / beside.partition(".")[0].replace("/", "-")
-        file = folder / beside
-        file.parent.mkdir(parents=True)
-        file.write_text("not this")
-        (folder / "results.json").write_text("nor this")
-    (tmp_path / "text.txt").write_text("words and words " * 100)
-    assert load_text(tmp_path, 10, 10).read_bytes == 1600
+    """Another program's results are."""
+    for name, content in (("ours", '{"settings": {"recipe": "auto"}}'), ("theirs", "{}" * 50)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "checkpoints/state.json").write_text("words " * 10)
+        (tmp_path / name / "results.json").write_text(content)
+    assert load_text(tmp_path, 10, 10).read_bytes == 160
 
 
 @pytest.mark.usefixtures("lin")

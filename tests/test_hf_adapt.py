@@ -379,7 +379,7 @@ def test_a_folder_of_another_adaptation(tmp_path):
 
 def test_a_model_is_known_by_its_weights(tmp_path):
     """Its name may change. A folder of the time before weights counted knows the name alone."""
-    given = {"folder": tmp_path, "recipe": "plain", "tokens": np.int64(64)}
+    given = {"folder": tmp_path, "recipe": "plain", "tokens": np.int64(64), "seed": np.int8(0)}
     first = adapt(stock(), **given)
     same, other = stock(), stock()
     same.config._name_or_path = "elsewhere"
@@ -405,12 +405,13 @@ def test_one_process_a_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["[]", '{"runs": []}'])
-def test_results_of_another_program(tmp_path, content):
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(ValueError, match=r"results\.json is not that of an adaptation"):
+@pytest.mark.parametrize("content", ["[]", '{"runs": []}', "{"])
+@pytest.mark.parametrize("name", ["results.json", "config.json"])
+def test_files_of_another_program(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"adapt did not write .*{name}: give another folder"):
         adapt(stock(), folder=tmp_path, tokens=64)
-    assert (tmp_path / "results.json").read_text() == content
+    assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [(name, content)]
 
 
 def test_killed_while_checkpoints_are_removed(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import wavepe
 
-from .._files import new_file
+from .._files import new_file, results_of_adapt
 from . import model as models
 from .errors import UsageError, need_matplotlib, require
 from .numbers import integer, integers, reals
@@ -253,12 +253,10 @@ def adapt(
 
 def _target(given: str | Path) -> Path:
     """Return the folder; UsageError if it holds something else than an adaptation."""
-    from ..hf.adapt_run import RESULTS
-
     target = Path(given)
     if target.is_file():
         raise UsageError(f"TARGET {given}: is a file; needs a folder")
-    if target.is_dir() and any(target.iterdir()) and not (target / RESULTS).exists():
+    if target.is_dir() and any(target.iterdir()) and results_of_adapt(target) is None:
         raise UsageError(f"TARGET {given}: is not empty, and holds no adaptation to go on with")
     return target
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from .._files import results_of_adapt
 from .errors import UsageError
 from .folder import is_run
 
@@ -141,8 +142,7 @@ def walk(root: Path) -> list[tuple[str, Path]]:
     """
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):
-        adapted = "results.json" in names and {"checkpoints", "config.json"} & {*subfolders, *names}
-        if adapted or is_run(names):
+        if is_run(names) or results_of_adapt(Path(folder)):
             subfolders.clear()
             continue
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME
 
-from .._files import lock_folder, new_file, writing
+from .._files import lock_folder, new_file, results_of_adapt, writing
 from .._labels import suggestion
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
@@ -247,18 +247,18 @@ class Run:
         self.folder, self.kept, self.settings = folder, kept, settings
         self.perplexity: dict[str, dict[int, float]] = {}
         self.seconds: dict[str, float] = {}
-        file = folder / RESULTS
-        if not file.exists():
+        found = results_of_adapt(folder)
+        if found is None:
+            for name in (RESULTS, CONFIG_NAME):
+                if (folder / name).exists():
+                    raise ValueError(f"adapt did not write {folder / name}: give another folder")
             return
-        found = json.loads(file.read_text("utf-8"))
-        if not (isinstance(found, dict) and {"settings", "perplexity", "seconds"} <= found.keys()):
-            raise ValueError(f"{file} is not that of an adaptation: give another folder")
-        # FSDP may load the weights in the first process alone.
-        if _is_first_process() and (changes := _changes(found["settings"], settings)):
-            raise OtherSettings(folder, changes, self.finished)
         numbers = found["perplexity"].items()
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
         self.seconds = found["seconds"]
+        # FSDP may load the weights in the first process alone.
+        if _is_first_process() and (changes := _changes(found["settings"], settings)):
+            raise OtherSettings(folder, changes, self.finished)
 
     @classmethod
     @contextmanager
@@ -289,8 +289,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        trained = self.folder / CHECKPOINTS / "adapted"
-        return (self.folder / CONFIG_NAME).exists() and not trained.exists()
+        """Whether the model is written; a control may be trained after it."""
+        written = "adapted" in self.perplexity and (self.folder / CONFIG_NAME).exists()
+        return written and not (self.folder / CHECKPOINTS / "adapted").exists()
 
     def discard_checkpoints(self) -> None:
         """Remove the checkpoints; first they get a hidden name, so that no run finds half of them.

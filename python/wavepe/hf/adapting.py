@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -136,7 +137,8 @@ def adapt(
         The rank of LoRA adapters (needs PEFT). The weights stay fixed. The adapters are merged into
         them at the end. The parameters of an encoding are trained without adapters.
     control : bool
-        Also train a copy of the stock model with the same tokens, at half the rate.
+        Also train a copy of the stock model with the same tokens, at half the rate; if `folder` is
+        finished without it, then.
     seed : int
         The seed of torch, and of the order of the data.
     progress : callable, optional
@@ -177,6 +179,9 @@ def adapt(
     length = _checks.integer("length", length, 2)
     batch_size = _checks.integer("batch_size", batch_size, 1)
     lora = None if lora is None else _checks.integer("lora", lora, 1)
+    seed = _checks.integer("seed", seed, 0)
+    learning_rate = _checks.positive("learning_rate", learning_rate)
+    training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
     rows_of_step = batch_size * int(os.environ.get("WORLD_SIZE", "1"))
     rows_of_step *= training.get("gradient_accumulation_steps", 1)
     tokens = _checks.integer("tokens", tokens, 1)
