@@ -46,7 +46,7 @@ def test_adapt(words, tmp_path, capsys):
     assert "rope:fraction=0.25+alibi" in printed
     assert "encoding: rope:fraction=0.25+alibi; recipe auto: keeps" in log
     assert "biases" not in printed  # there are no wavelets
-    assert re.search(r"Trained on 2000 tokens \([.\d]+ times its text\) in", printed)
+    assert re.search(r"^Trained on 2000 tokens in \d+ s\.$", printed, re.M)
     assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
     assert "rope:type=yarn" in printed
     results = json.loads((tmp_path / "new/results.json").read_text())
@@ -114,6 +114,12 @@ def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
         assert options["held_out"] == 60
         found = bytes(ids.tolist()).decode()
         assert found == (text if len(text) <= tokens + 60 else text[:tokens] + text[-60:])
+
+
+def test_a_short_text_is_read_again(words, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("It was dark, and nobody spoke.\n" * 40)
+    assert main([*words, "--tokens", "1680"]) == 0  # 23 rows of 40, and 310 held out
+    assert "Trained on 1680 tokens, 1.8 times the text, in" in capsys.readouterr().out
 
 
 def test_wrong_folders(words, tmp_path, capsys):

@@ -89,11 +89,9 @@ class Adaptation:
     def facts(self) -> list[str]:
         """Return lines that say what was done."""
         done = self.adapted
-        found = [
-            f"Encoding: {done.encoding}", f"Recipe {done.why}.",
-            f"Trained on {done.tokens} tokens ({done.passes:.2g} times its text) in "
-            f"{done.seconds:.0f} s.",
-        ]  # fmt: skip
+        again = f", {done.passes:.2g} times the text," if done.passes > 1 else ""
+        trained = f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s."
+        found = [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained]
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
             found.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")

@@ -60,7 +60,7 @@ class Adapted:
     tokens : int
         The tokens of all steps of the training.
     passes : float
-        How often the training went through its text.
+        How often the training went through the data that it was given.
     """
 
     model: Any
