@@ -326,6 +326,7 @@ def test_two_processes(before, tmp_path):
         ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
         ({"length": 1}, "length must be at least 2"),
         ({"lora": 0}, "lora must be at least 1"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
         ({"model": "folder"}, r"needs a model, got str: .*from_pretrained\('folder'\)"),
         ({"batch": 4}, "unknown argument 'batch', did you mean 'batch_size'"),
         ({"lr": 4}, "unknown argument 'lr', did you mean 'learning_rate'"),
@@ -444,18 +445,25 @@ def test_an_encoding_that_does_not_fit_is_refused_first(tmp_path, make):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_model_is_left_as_training_found_it(tmp_path):
-    """It computes in its own dtype, as it will when it is loaded, and keeps its cache."""
-    model = stock()
-    model.config.use_cache = True
-    found = adapt(model, "alibi", folder=tmp_path, bf16=True, use_cpu=True, tokens=1280)
-    assert found.model.config.use_cache
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.use_cache
-    held_out = DATA[-750:]
-    again = wavepe.analysis.perplexity(loaded, held_out, 32)
-    assert found.perplexity["adapted"][32] == pytest.approx(again, rel=1e-6)
-    assert (found.tokens, found.passes) == (1280, pytest.approx(40 / 70, rel=0.01))
+@pytest.mark.parametrize("lora", [None, 4])
+def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path, monkeypatch):
+    """The model is measured as it is saved, and beside the others."""
+    if lora:
+        pytest.importorskip("peft")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # transformers 4 leaves bf16 there
+    given = {"control": True, "lora": lora, "tokens": 1280}
+    exact = adapt(stock(), **given)
+    done = adapt(stock(), folder=tmp_path, bf16=True, use_cpu=True, **given)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for model in (saved, done.model):
+        found = wavepe.analysis.perplexity(model, DATA[-done.settings["held_out"] :], 32)
+        assert found == done.perplexity["adapted"][32]
+        assert model.config.use_cache
+    assert exact.perplexity != done.perplexity
+    control = exact.perplexity["control"][32]
+    assert done.perplexity["control"][32] == pytest.approx(control, rel=0.01)
+    assert "forward" not in vars(done.model)
+    assert (done.tokens, done.passes) == (1280, pytest.approx(40 / 70, rel=0.01))
 
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):

@@ -335,15 +335,13 @@ class Run:
         self, name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, progress: Any
     ) -> None:
         """Train a model, from its last whole checkpoint if there is one."""
-        folder, use_cache = self.folder / CHECKPOINTS / name, model.config.use_cache
-        trainer = _trainer(name, model, teacher, rows, plan, folder, progress)
+        folder = self.folder / CHECKPOINTS / name
         if _is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        with writing(self.folder), without_bars():  # a full disk has its name
+        with writing(self.folder), without_bars(), _restored(model):  # a full disk has its name
+            trainer = _trainer(name, model, teacher, rows, plan, folder, progress)
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
-        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # no autocast from here on
-        model.config.use_cache = use_cache  # Trainer switches it off
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.write()
 
@@ -362,6 +360,20 @@ class Run:
         found = {str(n): x for n, x in self.perplexity["adapted"].items()}
         note_perplexities(self.folder, self.settings["encoding"], found)
         self.discard_checkpoints()
+
+
+@contextmanager
+def _restored(model: Any) -> Iterator[None]:
+    """Undo what Trainer does to a model: accelerate's forward in autocast, and no cache."""
+    names, use_cache = ("forward", "_original_forward"), model.config.use_cache
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    try:
+        yield
+    finally:
+        for name in names:
+            vars(model).pop(name, None)
+        vars(model).update(before)
+        model.config.use_cache = use_cache
 
 
 @contextmanager

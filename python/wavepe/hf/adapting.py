@@ -183,7 +183,8 @@ def adapt(
     learning_rate = _checks.positive("learning_rate", learning_rate)
     training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
     rows_of_step = batch_size * int(os.environ.get("WORLD_SIZE", "1"))
-    rows_of_step *= training.get("gradient_accumulation_steps", 1)
+    parts = training.get("gradient_accumulation_steps", 1)
+    rows_of_step *= _checks.integer("gradient_accumulation_steps", parts, 1)
     tokens = _checks.integer("tokens", tokens, 1)
     steps = tokens // (length * rows_of_step)
     if not steps:
@@ -214,7 +215,7 @@ def adapt(
     transfer = chosen.transfer(steps)
     plan = Plan(steps, transfer, learning_rate, batch_size, seed, training)
     with Run.opened(folder, settings) as run:
-        done = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
+        done: dict[str, Any] = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
         control = control and "control" not in run.perplexity
         if run.finished and not control:
             run.discard_checkpoints()
