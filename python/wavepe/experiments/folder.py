@@ -12,6 +12,7 @@ Each file and folder is written under another name first, and then renamed. So i
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import json
@@ -209,10 +210,6 @@ def _size(path: Path) -> int:
 
 def _lock(file: Any, path: Path) -> None:
     """Lock the folder until this process ends; two would overwrite each other's files."""
-    try:
-        import fcntl
-    except ImportError:  # this system has no such locks
-        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
