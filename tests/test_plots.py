@@ -155,6 +155,20 @@ def test_a_spec_in_place_of_a_name(spec, picture, png, folder, capsys):
     assert {row["encoding"] for row in shown or [numbers]} == {spec}
 
 
+def test_several_names(png, folder, capsys):
+    """Each is drawn, to a file of its own."""
+    code, out, err = run(capsys, "rope", "alibi", "rope+wavelet", "bias", "--json", "n.json")
+    assert (code, err) == (0, "")
+    pictures = {
+        "rope": "wavelengths", "alibi": "bias", "rope+wavelet-wavelengths": "wavelengths",
+        "rope+wavelet-table": "table", "bias": "bias",
+    }  # fmt: skip
+    files = {name: f"{name.replace('+', '-')}.png" for name in pictures}
+    assert out.splitlines()[:-1] == [f"{name}: {file}" for name, file in files.items()]
+    assert {file.name for file in folder.glob("*.png")} == set(files.values())
+    assert {name: numbers["picture"] for name, numbers in read("n.json").items()} == pictures
+
+
 def test_options_reach_the_picture(folder, capsys):
     words = ["bias", "--heads", 3, "--length", 7, "--encodings", "alibi", "t5"]
     assert run(capsys, *words, "--png", "b.svg", "--json", "numbers.json")[0] == 0
@@ -189,6 +203,8 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["riker"], "riker: is no picture, encoding or wavelet; pictures: wavelets, table,"),
         (["rope:base=3"], "unknown option 'base' of encoding 'rope', did you mean 'theta'?; known"),
         (["none"], "none: has nothing to draw"),
+        (["rope", "riker"], "riker: is no picture"),
+        (["rope", "alibi", "--png", "x.png"], "--png names one file"),
         ([""], "no picture, encoding or wavelet"),
         (["all", "--dim", "8"], "--dim: transform takes --kind, --length"),
         (["alibi", "--dim", "8"], "--dim: bias, the picture of alibi, takes --encodings"),

@@ -38,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe plot``."""
     summaries = [(getattr(plots, name).__doc__ or "").partition(".\n")[0] for name in PICTURES]
     lines = [f"{name}: {text[5:]}" for name, text in zip(PICTURES, summaries, strict=True)]
-    parser.usage = "%(prog)s NAME [options]"  # --encodings would swallow a NAME that comes last
+    parser.usage = "%(prog)s NAME [NAME ...] [options]"  # --encodings would swallow a last NAME
     parser.epilog = "\n".join(["pictures:", *lines, "all: all of these"])
     add = parser.add_argument
-    add("name", metavar="NAME", help="one of the pictures below, or all; or the spec of an "
-        "encoding, such as rope:theta=500000; or a mother wavelet, such as haar")  # fmt: skip
+    add("names", metavar="NAME", nargs="+", help="one of the pictures below, or all; or the spec "
+        "of an encoding, such as rope:theta=500000; or a mother wavelet, such as haar")  # fmt: skip
     add("--png", metavar="FILE", help="file of the picture: .png, .pdf or .svg (default: "
         "NAME.png)")  # fmt: skip
     add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
@@ -59,33 +59,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check all arguments, then draw."""
     import_all(args.imports)
-    options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
-    names = list(PICTURES) if args.name == "all" else [args.name]
-    if args.name not in (*PICTURES, "all"):
-        if "encodings" in options:
-            raise UsageError(
-                f"--encodings: {args.name} names the encoding already; give the name of a picture "
-                "instead"
-            )
-        names, options["encodings"] = _pictures_of(args.name)
-    for name in names:
-        known = _defaults(name)
-        for option in [key for key in options if key not in known]:
-            which = name if args.name in (name, "all") else f"{name}, the picture of {args.name},"
-            listed = ", ".join(f"--{key}" for key in known)
-            raise UsageError(f"--{option}: {which} takes {listed}")
+    drawings = [one for name in args.names for one in _drawings(args, name)]
     need_matplotlib("wavepe plot")
     check_json(args)
-    files = _files(args, names)
-    numbers = {name: _draw(name, file, options) for name, file in files.items()}
+    files = _files(args, [label for label, _, _ in drawings])
+    numbers = {
+        label: {"picture": picture, **_draw(picture, files[label], options)}
+        for label, picture, options in drawings
+    }
+    one = len(drawings) == 1
     if args.json:
-        one = {"picture": names[0], **numbers[names[0]]}
-        write_json(args, one if len(names) == 1 else numbers)
-    for name, file in files.items():
-        print(f"picture: {file}" if len(names) == 1 else f"{name}: {file}")
+        write_json(args, *numbers.values() if one else [numbers])
+    for label, file in files.items():
+        print(f"picture: {file}" if one else f"{label}: {file}")
     if args.json:
         print(f"numbers: {args.json}")
     return 0
+
+
+def _drawings(args: argparse.Namespace, name: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return each picture of a NAME: its label, its function and its options."""
+    options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
+    pictures = list(PICTURES) if name == "all" else [name]
+    if name not in (*PICTURES, "all"):
+        if "encodings" in options:
+            raise UsageError(
+                f"--encodings: {name} names the encoding already; name a picture instead"
+            )
+        pictures, options["encodings"] = _pictures_of(name)
+    for picture in pictures:
+        known = _defaults(picture)
+        for option in [key for key in options if key not in known]:
+            which = picture if name in (picture, "all") else f"{picture}, the picture of {name},"
+            listed = ", ".join(f"--{key}" for key in known)
+            raise UsageError(f"--{option}: {which} takes {listed}")
+    if len(pictures) == 1:
+        return [(name, pictures[0], options)]
+    before = f"{name}-" * (len(args.names) > 1 and name != "all")
+    return [(before + picture, picture, options) for picture in pictures]
 
 
 def _pictures_of(name: str) -> tuple[list[str], list[str]]:
@@ -116,23 +127,23 @@ def _pictures_of(name: str) -> tuple[list[str], list[str]]:
     return [picture for picture, has in shown.items() if has], [name]
 
 
-def _files(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
-    """Return the file of each picture."""
+def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
+    """Return the file of each picture, by its label."""
     if args.png is not None:
-        if args.out is not None or len(names) > 1:
+        if args.out is not None or len(labels) > 1:
             raise UsageError("--png names one file: give it without --out, and for one picture")
         check_picture("--png", args.png)
-        return {names[0]: Path(args.png)}
+        return {labels[0]: Path(args.png)}
     folder = Path(args.out or ".")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {folder}: {getattr(error, 'strerror', error)}") from None
     files = {}
-    for name in names:
-        stem = re.sub("[^A-Za-z0-9._]+", "-", args.name if len(names) == 1 else name)[:80]
-        files[name] = folder / f"{stem}.png"
-        check_picture("--out", str(files[name]))
+    for label in labels:
+        stem = re.sub("[^A-Za-z0-9._]+", "-", label)[:80]
+        files[label] = folder / f"{stem}.png"
+        check_picture("--out", str(files[label]))
     return files
 
 
