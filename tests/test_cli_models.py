@@ -144,6 +144,13 @@ def test_perplexity_of_a_stock_model(capsys, place, protocol, sizes):
     assert "Perplexity per token of stock" in out
 
 
+def test_the_longest_length_is_more_than_the_tokens(capsys, place):
+    given = ("perplexity", place / "stock", "--data", place / "words.txt", "--lengths", 10, 50)
+    _, out = figures(capsys, place, *given, "--tokens", 20)
+    assert "on 50 tokens of" in out
+    assert "at least the longest length" in " ".join(run(capsys, "perplexity", "--help")[1].split())
+
+
 def test_bands(capsys, place):
     found, out = figures(
         capsys, place, "bands", place / "stock", "--data", place / "words.txt", "--length", 30,
@@ -271,6 +278,16 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     assert found.ids.tolist() == expected
 
 
+def test_no_more_than_the_end_of_a_text_is_kept(monkeypatch):
+    """Also if large pieces follow many small ones."""
+    pieces, read, first = [b"a"] * 100 + [b"b" * 1000] * 100, [], texts._first
+    monkeypatch.setattr(texts, "_pieces", lambda data: iter(pieces))
+    monkeypatch.setattr(texts, "_first", lambda *given: read.append(given) or first(*given))
+    found = texts.first_and_last_tokens(Model(Path("x"), None, None, None, None), "x", 1, 100)
+    assert bytes(found.tolist()) == b"a" + b"b" * 100
+    assert list(read[-1][1]) == pieces[-2:]  # at least 16 bytes for each token
+
+
 def test_no_length_leads_to_the_text_of_the_training(capsys, place):
     """What is held out is known for any length, and where it is too short, that is the error."""
     run = results(place / "run")
@@ -292,6 +309,14 @@ def test_files_that_training_leaves_out_hide_its_text_from_no_command(tmp_path):
     comparison = {**settings, "text_sha256": split.sha256, "text": kept}
     found = texts.tokens_for(Model(Path("x"), None, None, None, comparison), str(tmp_path), [16])
     assert "held-out part" in found.description
+
+
+def test_a_model_of_no_comparison_may_know_the_default_text(monkeypatch, tmp_path):
+    for number in range(20):
+        (tmp_path / f"part{number}.py").write_text(WORDS * 9)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    found = texts.tokens_for(Model(Path("x"), None, None, None, None), None, [16])
+    assert found.description.endswith("bytes, the part that wavepe compare holds out")
 
 
 def test_a_long_line_is_cut_between_characters(monkeypatch, tmp_path):
@@ -353,6 +378,7 @@ def test_bad_models(capsys, place, tmp_path, command):
     mute = shutil.copytree(place / "stock", tmp_path / "mute", ignore=ignored)
     said = refused(capsys, command, mute)
     assert "holds no tokenizer" in said
+    assert "give the Trainer processing_class=tokenizer" in said
     assert "300" in said
 
 

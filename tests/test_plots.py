@@ -203,6 +203,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["riker"], "riker: is no picture, encoding or wavelet; pictures: wavelets, table,"),
         (["rope:base=3"], "unknown option 'base' of encoding 'rope', did you mean 'theta'?; known"),
         (["none"], "none: has nothing to draw"),
+        (["haar", "db2", "haar"], "haar db2 haar: two pictures would have the same file"),
         (["rope", "riker"], "riker: is no picture"),
         (["rope", "alibi", "--png", "x.png"], "--png names one file"),
         ([""], "no picture, encoding or wavelet"),

@@ -60,7 +60,8 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         "model; for other models 1, 2, 4 and 8 times the trained length, which counts as 512 if it "
         "is longer)")  # fmt: skip
     add("--tokens", action=Number,
-        help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
+        help="approximate number of tokens to evaluate, at least the longest length (default: "
+        "65536)")  # fmt: skip
 
 
 def run(

@@ -144,6 +144,8 @@ def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
         stem = re.sub("[^A-Za-z0-9._]+", "-", label)[:80]
         files[label] = folder / f"{stem}.png"
         check_picture("--out", str(files[label]))
+    if len(set(files.values())) < len(labels):
+        raise UsageError(f"{' '.join(args.names)}: two pictures would have the same file")
     return files
 
 

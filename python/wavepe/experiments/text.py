@@ -79,11 +79,12 @@ def first_and_last_tokens(model: Model, data: str | Path, first: int, last: int)
 
     pieces = _pieces(Path(data))
     begin = _first(model.tokenizer, pieces, first)
-    end: deque[bytes] = deque()
+    end, spare = deque[bytes](), -_BYTES_A_TOKEN * last
     for piece in pieces:
         end.append(piece)
-        if sum(map(len, end)) - len(end[0]) >= _BYTES_A_TOKEN * last:
-            end.popleft()
+        spare += len(piece)
+        while spare >= len(end[0]):
+            spare -= len(end.popleft())
     ids = np.concatenate([begin, _first(model.tokenizer, end)])
     if len(ids) > first + last:
         ids = np.concatenate([ids[:first], ids[-last:]])
