@@ -249,7 +249,8 @@ class Run:
         self.seconds: dict[str, float] = {}
         found = results_of_adapt(folder)
         if found is None:
-            for name in (RESULTS, CONFIG_NAME):
+            # The first process alone, which may be writing the file.
+            for name in (RESULTS, CONFIG_NAME) if _is_first_process() else ():
                 if (folder / name).exists():
                     raise ValueError(f"adapt did not write {folder / name}: give another folder")
             return
