@@ -74,14 +74,13 @@ def measure(
 
 def table(results: dict) -> str:
     """Return tokens per second of the stock model, and the ratios of time, as Markdown."""
-    specs = [spec for spec in results["rows"][0]["ratio"] if spec != STOCK]
-    head = " | ".join(f"`{spec}`" for spec in specs)
-    lines = [f"| | batch | stock, tokens/s | {head} |", "|---|---:|" + "---:|" * (len(specs) + 1)]
-    for row in results["rows"]:
-        rate = row["batch"] / row["seconds"][STOCK]["min"]
-        cells = [f"{rate:,.0f}", *(f"{row['ratio'][spec]:.2f}" for spec in specs)]
-        lines.append(f"| {row['shape']} | {row['batch']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = results["rows"]
+    heads = [f"{row['shape']}; batch {row['batch']}" for row in rows]
+    rates = [f"{row['batch'] / row['seconds'][STOCK]['min']:,.0f}" for row in rows]
+    lines = ["", *heads], ["---", *(["---:"] * len(rows))], ["stock, tokens/s", *rates]
+    specs = [spec for spec in rows[0]["ratio"] if spec != STOCK]
+    ratios = [[f"`{spec}`", *(f"{row['ratio'][spec]:.2f}" for row in rows)] for spec in specs]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (*lines, *ratios))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -250,7 +250,7 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
     unwrapped = " ".join(of_speed.split())
     for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
         assert unwrapped.count(words) == (3 if "heads" in words else 7)
-    assert "| 2 layers of 64, 2 / 1 heads | 8 |" in of_speed
+    assert "| 2 layers of 64, 2 / 1 heads; batch 8 |" in of_speed
     assert "| decoding, 8 x 16 | stock |" in of_speed
     assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", of_speed)
     kept = json.loads((ROOT / swap.SWAP).read_text())
