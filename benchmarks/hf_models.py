@@ -360,8 +360,8 @@ def _table(
     lines = [f"| sequences x length | | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
     for row in results["rows"]:
         for phase, words in PHASES.items():
-            values = [value(row, phase, name) for name in names]
-            cells = [f"{said(each)} ({each / values[0]:.2f})" for each in values]
+            first, *values = [value(row, phase, name) for name in names]
+            cells = [said(first), *(f"{said(each)} ({each / first:.2f})" for each in values)]
             lines.append(f"| {label(row)} | {words} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
