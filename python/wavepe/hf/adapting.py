@@ -217,12 +217,10 @@ def adapt(
     with Run.opened(folder, settings) as run:
         done: dict[str, Any] = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
         control = control and "control" not in run.perplexity
-        if run.finished and not control:
-            run.discard_checkpoints()
-            return Adapted(AutoModelForCausalLM.from_pretrained(folder), **run.facts, **done)
-        if not hasattr(model, "hf_device_map"):  # else it has its places already
-            model.to(training_arguments(plan, run.folder).device)
-        run.measure("stock", model, test, lengths, progress)
+        if control or not run.finished:
+            if not hasattr(model, "hf_device_map"):  # else it has its places already
+                model.to(training_arguments(plan, run.folder).device)
+            run.measure("stock", model, test, lengths, progress)
         if control:
             stock = copy.deepcopy(model)
             other = dataclasses.replace(plan, transfer=0, rate=learning_rate / 2)
