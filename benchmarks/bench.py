@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wavepe._files import new_file, part_of
+from wavepe.common.files import new_file, part_of
 from wavepe.experiments.errors import CommandError, UsageError, thread_count
 
 _MOST_REPEATS = 1_000_000

@@ -25,7 +25,7 @@ MAY_NEED = r"lib(m|c|dl|gcc_s|stdc\+\+|pthread)\.so|ld-linux|libtorch(_cpu)?\.so
 NOT_RELEASED = {
     "CHANGELOG.md": "(unreleased)",
     "README.md": "not on PyPI yet",
-    "python/wavepe/_runtime.py": "wavepe is on no package index",
+    "python/wavepe/common/runtime.py": "wavepe is on no package index",
 }
 OLDEST_IMAGE = "manylinux_2_28"
 LARGEST = 4 << 20  # bytes of a wheel without CUDA kernels

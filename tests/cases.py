@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import wavepe
-from wavepe import _wavelet_registered
+from wavepe.arrays import wavelet_registered
 from wavepe.encodings import base, register
 
 # Sizes around every block size of a kernel: 2, 4, 8, 16, 32 and 64 lanes, one less, one more, and
@@ -217,7 +217,7 @@ def using(name):
 
 def forget_registrations(monkeypatch):
     """Forget wavelets and encodings that are registered from now on, when the test ends."""
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    monkeypatch.setattr(wavelet_registered, "_known", {})
     kept = dict(base.known)
     for module in (base, register):
         monkeypatch.setattr(module, "known", kept)

@@ -22,7 +22,7 @@ import pytest
 import wavepe
 from cases import EMULATED, load_torch
 from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs, usual
-from wavepe import _threads
+from wavepe.arrays import threads
 
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
@@ -158,7 +158,7 @@ def torch():
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Let the functions for NumPy use threads for small arrays too."""
-    monkeypatch.setattr(_threads, "LEAST_ELEMENTS", 16)
+    monkeypatch.setattr(threads, "LEAST_ELEMENTS", 16)
     yield
     wavepe.set_num_threads(1)
 
@@ -168,10 +168,10 @@ def pools(small_pieces, monkeypatch):
     """Return a list of each pool's workers. It shows that a test of threads used threads."""
     used = []
 
-    class Counting(_threads.ThreadPoolExecutor):
+    class Counting(threads.ThreadPoolExecutor):
         def __init__(self, workers):
             used.append(workers)
             super().__init__(workers)
 
-    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", Counting)
     return used

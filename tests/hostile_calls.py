@@ -26,8 +26,9 @@ import numpy as np
 import sizes_calls
 import wavepe
 from sizes_calls import SECONDS, pick, watch
-from wavepe import _wavelet_registered, analysis, encodings
+from wavepe import analysis, encodings
 from wavepe.analysis import plots
+from wavepe.arrays import wavelet_registered
 from wavepe.encodings import base
 
 F = np.float32
@@ -568,7 +569,7 @@ def restore():
     wavepe.use_variant(VARIANT)
     wavepe.set_num_threads(1)
     base.known.pop("own", None)
-    _wavelet_registered._known.pop("own", None)
+    wavelet_registered._known.pop("own", None)
     if SIDE == "torch" and hf.patching._replaced:
         hf.unpatch_llama()
 

@@ -182,7 +182,7 @@ def test_what_uv_installed_is_built_again_by_uv():
         "read = metadata.PathDistribution.read_text\n"
         "def read_text(self, name): return 'uv' if name == 'INSTALLER' else read(self, name)\n"
         "metadata.PathDistribution.read_text = read_text\n"
-        "from wavepe._runtime import BUILD_AGAIN, __version__\n"
+        "from wavepe.common.runtime import BUILD_AGAIN, __version__\n"
         "print(__version__, BUILD_AGAIN)",
     )
     version, _, command = done.stdout.partition(" ")

@@ -240,7 +240,7 @@ def test_characters_that_stdout_does_not_take(encoding):
 
 IN_A_FINALISER = """
 import os, signal, sys, time
-from wavepe._files import interrupt_on_signals
+from wavepe.common.files import interrupt_on_signals
 
 class Interrupted:
     def __del__(self):

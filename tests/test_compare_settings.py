@@ -15,8 +15,8 @@ pytest.importorskip("rich")
 
 import wavepe
 from compare_cases import refused, text
-from wavepe._labels import fold, shortened
 from wavepe.cli import compare
+from wavepe.common.labels import fold, shortened
 from wavepe.experiments import report
 from wavepe.experiments.comparison import models_of
 from wavepe.experiments.errors import UsageError

@@ -20,7 +20,7 @@ from hf_families import build
 from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
 from processes import output
 from transformers import AutoModelForCausalLM
-from wavepe._files import lock_folder
+from wavepe.common.files import lock_folder
 from wavepe.hf import families, recipes
 
 pytestmark = [

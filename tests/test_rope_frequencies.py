@@ -16,7 +16,7 @@ from cases import BOUNDS, SIZES, assert_same_bits, assert_within, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT, frequencies, minimal
-from wavepe import _rope_frequencies
+from wavepe.arrays import rope_frequencies as rules
 
 ROOT = Path(__file__).parent.parent
 DIMS = (4, 6, 32, 80, 128)
@@ -259,7 +259,7 @@ def test_one_base(kind):
 def test_keys_of_other_types_warn(kind):
     known = set().union(*MINIMAL.values())
     known |= {"beta_fast", "truncate", "attention_factor", "wobble", "theta"}
-    others = known - {*MINIMAL[kind], *_rope_frequencies.known_keys(kind)}
+    others = known - {*MINIMAL[kind], *rules.known_keys(kind)}
     assert len(others) >= 4
     want = wavepe.rope_frequencies(8, scaling=minimal(kind), **LENGTHS)
     for key in others:
@@ -304,7 +304,7 @@ ABOVE_0 = {"rope_theta", "factor", ORIGINAL, "attention_factor", "beta_fast", "b
 )
 def test_bad_numbers(kind, value, error):
     """Of every key that is a number above 0."""
-    numbers = set(_rope_frequencies.known_keys(kind)) & ABOVE_0
+    numbers = set(rules.known_keys(kind)) & ABOVE_0
     assert numbers
     for key in numbers:
         with pytest.raises(error, match=key):
@@ -376,7 +376,7 @@ def test_bad_lengths(name, value, error):
 
 extreme = st.floats(1e-300, 1e300) | st.floats(0.1, 100) | st.integers(1, 10**9)
 anything = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | extreme
-keys = sorted(set(_rope_frequencies.PARAMETERS) - {"short_factor", "long_factor"})
+keys = sorted(set(rules.PARAMETERS) - {"short_factor", "long_factor"})
 
 
 @given(
@@ -420,7 +420,7 @@ def parity():
 
 def test_every_type_agrees_with_transformers(parity):
     rows = parity[1]
-    assert {row["type"] for row in rows} == set(_rope_frequencies.ROPE_TYPES)
+    assert {row["type"] for row in rows} == set(rules.ROPE_TYPES)
     assert sum(row["configurations"] for row in rows) >= 1000
     for row in rows:
         assert row["ok"], row

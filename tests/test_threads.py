@@ -12,7 +12,7 @@ import wavepe
 from cases import assert_same_bits, generator, lay_out, turn, using
 from processes import forked, python
 from variants import all_of_them
-from wavepe._threads import LEAST_ELEMENTS
+from wavepe.arrays.threads import LEAST_ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -70,7 +70,7 @@ def test_what_is_cut(pools):
 
 
 def test_small_calls_use_one_thread(monkeypatch, pools):
-    monkeypatch.setattr("wavepe._threads.LEAST_ELEMENTS", LEAST_ELEMENTS)
+    monkeypatch.setattr("wavepe.arrays.threads.LEAST_ELEMENTS", LEAST_ELEMENTS)
     wavepe.set_num_threads(8)
     for call in calls().values():
         call()
@@ -110,7 +110,7 @@ def test_bad_numbers(n, error):
 BEGIN = """
 import os, sys, threading, time
 import numpy as np, wavepe
-from wavepe import _threads
+from wavepe.arrays import threads
 
 _threads.LEAST_ELEMENTS = 16
 """

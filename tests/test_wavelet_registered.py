@@ -15,7 +15,7 @@ from cases import (
     generator,
     recording_backend,
 )
-from wavepe import _wavelet_registered
+from wavepe.arrays import wavelet_registered
 
 SCALES = np.array([0.7, 1.0, 3.0, 2.0**40, -5.0])
 SHIFTS = np.array([0.0, 2.0, -1.5, 7.0, 3.0])
@@ -149,7 +149,7 @@ def test_names(register, name):
 def test_unusable_names(register, name, error, words):
     with pytest.raises(error, match=words):
         register(name, lopsided)
-    assert _wavelet_registered.names() == ()
+    assert wavelet_registered.names() == ()
 
 
 @pytest.mark.parametrize(

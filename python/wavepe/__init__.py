@@ -9,16 +9,16 @@ wavelet position encoding.
 import importlib.util
 from types import ModuleType
 
-from ._alibi import alibi_slopes
-from ._attention import attention
-from ._relative_bias import Bias, Table, relative_bias
-from ._rope import apply_rope, rope, rope_table
-from ._rope_frequencies import rope_frequencies
-from ._runtime import __version__, build_info, use_variant, variant, variants
-from ._sinusoidal import sinusoidal
-from ._threads import set_num_threads
-from ._wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
-from ._wavelet_registered import register_wavelet
+from .arrays.alibi import alibi_slopes
+from .arrays.attention import attention
+from .arrays.relative_bias import Bias, Table, relative_bias
+from .arrays.rope import apply_rope, rope, rope_table
+from .arrays.rope_frequencies import rope_frequencies
+from .arrays.sinusoidal import sinusoidal
+from .arrays.threads import set_num_threads
+from .arrays.wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
+from .arrays.wavelet_registered import register_wavelet
+from .common.runtime import __version__, build_info, use_variant, variant, variants
 from .encodings import encoding, register_encoding
 
 # Imported on first use, because the rest of wavepe needs neither torch nor transformers.

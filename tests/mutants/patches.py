@@ -2,7 +2,7 @@
 
 A file `<area>.txt` begins with a comment and the area's tests. A mutant is a paragraph:
 
-    python/wavepe/_rope.py: pairs of the wrong half
+    python/wavepe/arrays/rope.py: pairs of the wrong half
     tests: tests/test_rope.py
     - half = size // 2
     + half = size // 2 - 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
+from ..common import checks
 from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
     TypeError
         `map` or `threshold` does not hold real numbers.
     """
-    weights = _checks.real_array("map", map)
+    weights = checks.real_array("map", map)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or not weights.shape[-1]:
         raise ValueError(f"map has shape {weights.shape}: needs (..., n, n), n at least 1")
-    threshold = _checks.finite("threshold", threshold)
+    threshold = checks.finite("threshold", threshold)
     window = np.zeros(weights.shape[:-2], np.int64)
     for delta in range(weights.shape[-1]):
         means = np.diagonal(weights, -delta, -2, -1).mean(axis=-1, dtype=np.float64)

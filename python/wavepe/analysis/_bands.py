@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
+from ..common import checks
 
 # V has its maximum at this angle, in radians.
 BAND_ANGLE = 3.6572100979832105
@@ -44,7 +44,7 @@ def band_variance(x: ArrayLike) -> np.ndarray:
     >>> wavepe.analysis.band_variance([0.0, 3.6572]).round(4)
     array([0.    , 0.5405])
     """
-    x = _checks.real_array("x", x).astype(np.float64)
+    x = checks.real_array("x", x).astype(np.float64)
     return 0.5 + 0.5 * np.sinc(2 * x / np.pi) - np.sinc(x / np.pi) ** 2
 
 
@@ -85,11 +85,11 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
     >>> round(wavepe.analysis.predicted_band(128, 10000.0, 4096), 2)
     48.79
     """
-    dim = _checks.integer("dim", dim, 1)
+    dim = checks.integer("dim", dim, 1)
     if dim % 2:
         raise ValueError(f"dim must be even, got {dim}")
-    theta = _checks.positive("theta", theta)
+    theta = checks.positive("theta", theta)
     if theta <= 1:
         raise ValueError(f"theta must be above 1, got {theta}")
-    length = _checks.integer("length", length, 1)
+    length = checks.integer("length", length, 1)
     return dim / 2 * math.log(length / BAND_ANGLE) / math.log(theta)

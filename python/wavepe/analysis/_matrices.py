@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks, rope_frequencies, rope_table, wavelet_table
-from .._wavelet_pywt import is_family
+from .. import rope_frequencies, rope_table, wavelet_table
+from ..arrays.wavelet_pywt import is_family
+from ..common import checks
 
 
 def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
@@ -145,7 +146,7 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    t = _checks.real_array("t", t).astype(np.float64)
+    t = checks.real_array("t", t).astype(np.float64)
     turns = _natural(position)
     first, second = (t >= 0) & (t < 1), (t >= 1) & (t < 2)
     angle = 2 * turns * math.pi * np.where(first, t, np.where(second, t - 1, 0.0))
@@ -187,7 +188,7 @@ def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.n
     arXiv 2502.02004.
     """
     turns = _natural(position)
-    theta = _checks.positive("theta", theta)
+    theta = checks.positive("theta", theta)
     if theta < 1:
         raise ValueError(f"theta must be at least 1, got {theta}")
     inv_freq = _frequencies(dim, theta)
@@ -244,11 +245,11 @@ def wavelet_transform(
             f"kind {kind!r} is a discrete wavelet of PyWavelets without a formula psi(t): needs "
             "ricker, gaussian, morlet, haar or a registered kind"
         )
-    x = _checks.real_array("x", x).astype(np.float64)
+    x = checks.real_array("x", x).astype(np.float64)
     if x.ndim < 1:
         raise ValueError("x must be an array (..., T), got a single number")
-    scale, shift = _checks.real_array("scale", scale), _checks.real_array("shift", shift)
-    columns = _checks.broadcast("scale and shift of shapes", scale.shape, shift.shape)
+    scale, shift = checks.real_array("scale", scale), checks.real_array("shift", shift)
+    columns = checks.broadcast("scale and shift of shapes", scale.shape, shift.shape)
     if not np.all(scale > 0):
         raise ValueError(f"scale must be above 0, got {scale.min()}")
     flat = [np.broadcast_to(array, columns).astype(np.float64).ravel() for array in (scale, shift)]
@@ -258,13 +259,13 @@ def wavelet_transform(
 
 def _turns(position: int, dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
     """Return cos and sin of the angle of each pair, float64 (dim/2,)."""
-    position = _checks.integer("position", position)
+    position = checks.integer("position", position)
     return rope_table(position, _frequencies(dim, theta), dtype=np.float64)
 
 
 def _frequencies(dim: int, theta: float) -> np.ndarray:
     """Return the frequency of each pair in radians per position, float64 (dim/2,)."""
-    if _checks.integer("dim", dim, 1) % 2:
+    if checks.integer("dim", dim, 1) % 2:
         raise ValueError(f"dim must be even, got {dim}")
     return rope_frequencies(dim, theta)[0]
 
@@ -283,5 +284,5 @@ def _block_diagonal(blocks: np.ndarray) -> np.ndarray:
 
 def _natural(position: int) -> int:
     """Return k, the least natural number with position < 2 k pi."""
-    position = _checks.integer("position", position, 0)
+    position = checks.integer("position", position, 0)
     return math.floor(position / (2 * math.pi)) + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def measured_band(
     ((2, 4), (16, 4))
     """
     need_transformers("measured_band")
-    _checks.choice("of", of, OF)
+    checks.choice("of", of, OF)
     tokens = check_tokens(model, tokens, 1, "one")
     found = _Rotations(model, of, len(tokens))
     with evaluating(model), replaced_globals(model, found.watch):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .._runtime import command_for
+from ..common.runtime import command_for
 
 if TYPE_CHECKING:
     import torch

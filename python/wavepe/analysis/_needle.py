@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from ._models import (
     Progress,
     check_model,
@@ -123,14 +123,14 @@ def needle(
             "tokenizer must be one of transformers, or None for bytes; got "
             f"{type(tokenizer).__name__}"
         )
-    sizes = [_checks.integer("lengths", length, 1) for length in _numbers("lengths", lengths)]
-    places = [_checks.zero_to_one("depths", depth) for depth in _numbers("depths", depths)]
+    sizes = [checks.integer("lengths", length, 1) for length in _numbers("lengths", lengths)]
+    places = [checks.zero_to_one("depths", depth) for depth in _numbers("depths", depths)]
     form = ("pairs" if tokenizer is None else "sentence") if form is None else form
-    _checks.choice("form", form, FORMS)
-    trials = _checks.integer("trials", trials, 1)
+    checks.choice("form", form, FORMS)
+    trials = checks.integer("trials", trials, 1)
     if trials > _MOST_TRIALS:
         raise ValueError(f"trials must be at most {_MOST_TRIALS}, got {trials}")
-    seed = _checks.integer("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     text = _Text(tokenizer, form, haystack)
     for length in sizes:  # raise errors before the first pass
         context, answer = text.context(length, 0.0, np.random.default_rng(seed))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import _checks
+from ..common import checks
 from ._models import Progress, check_tokens, evaluating, need_torch
 
 if TYPE_CHECKING:
@@ -130,18 +130,18 @@ def _sizes(
     length: int, protocol: str, window: int | None, stride: int | None
 ) -> tuple[int, int, int]:
     """Check the sizes; one that the protocol does not use is returned as `length`."""
-    _checks.choice("protocol", protocol, PROTOCOLS)
-    length = _checks.integer("length", length, 2)
+    checks.choice("protocol", protocol, PROTOCOLS)
+    length = checks.integer("length", length, 2)
     if protocol == "whole":
         return length, length, length
     if window is None:
         raise ValueError(f"protocol {protocol!r} needs window=, got none")
-    window = _checks.integer("window", window, 2)
+    window = checks.integer("window", window, 2)
     if protocol == "blocks":
         return length, window, window
     if stride is None:
         raise ValueError("protocol 'sliding' needs stride=, got none")
-    stride = _checks.integer("stride", stride, 1)
+    stride = checks.integer("stride", stride, 1)
     if stride > window:
         raise ValueError(f"stride must be at most the window, {window}, got {stride}")
     return length, window, stride

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TextIO
 
 import wavepe
 
-from .._files import interrupt_on_signals
-from .._labels import fold, suggestion
+from ..common.files import interrupt_on_signals
+from ..common.labels import fold, suggestion
 from ..experiments.errors import CommandError, UsageError, out_of_memory
 
 # Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).

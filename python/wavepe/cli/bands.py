@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .._rope_frequencies import DEFAULT_THETA
 from ..analysis import measured_band, plots, predicted_band
 from ..analysis._measured_band import OF
+from ..arrays.rope_frequencies import DEFAULT_THETA
 from ..experiments.model import Model
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for

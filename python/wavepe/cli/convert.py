@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from .._files import leading_names
+from ..common.files import leading_names
 from ..encodings import RoPE, encoding
 from ..experiments.errors import UsageError, require
 from ..experiments.imports import import_all

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .._labels import fold
 from ..analysis import attention_map, attention_window, plots
+from ..common.labels import fold
 from ..experiments.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.tables import print_table

@@ -13,7 +13,7 @@ import numpy
 
 import wavepe
 
-from .._runtime import command_for
+from ..common.runtime import command_for
 from ..experiments.environment import cpu_name, version_of
 from ..experiments.tables import wrapped
 

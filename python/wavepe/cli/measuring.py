@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import writing
+from ..common.files import writing
 from ..experiments import model as models
 from ..experiments.environment import environment
 from ..experiments.errors import need_matplotlib, require

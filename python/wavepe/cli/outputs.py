@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .._files import writing
+from ..common.files import writing
 from ..experiments.errors import UsageError
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import wavepe
 
-from .._files import writing
 from ..analysis import plots
+from ..common.files import writing
 from ..experiments.errors import UsageError, need_matplotlib
 from ..experiments.imports import import_all
 from .options import add_imports

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._relative_bias import Bias, Table
+from ..arrays.relative_bias import Bias, Table
 from .alibi import ALiBi
 from .base import Combination, Encoding, build, combine, read_dict
 from .binary import Binary

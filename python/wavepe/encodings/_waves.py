@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._rope_frequencies import rope_frequencies
+from ..arrays.rope_frequencies import rope_frequencies
 from ..ops._common import wide
 from ..ops._device_constant import device_constant
 from ..ops._rope_table import rope_table

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from .._alibi import alibi_slopes
+from ..arrays.alibi import alibi_slopes
 from .base import Encoding
 from .register import register_encoding
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
-from .._labels import suggestion
-from .._relative_bias import Bias, Table, rows_at
+from ..arrays.relative_bias import Bias, Table, rows_at
+from ..common import checks
+from ..common.labels import suggestion
 from .layers import check_layers, layers_of
 from .methods import TERMS, Methods, initial_parameters
 from .options import checked
@@ -114,8 +114,8 @@ class Encoding(Methods):
         >>> str(wavepe.encoding("rope@::2+wavelet@1::2").at(3, layers=4))
         'wavelet'
         """
-        layers = _checks.integer("layers", layers, 1)
-        if _checks.integer("layer", layer, 0) >= layers:
+        layers = checks.integer("layers", layers, 1)
+        if checks.integer("layer", layer, 0) >= layers:
             raise ValueError(f"layer must be below layers={layers}, got {layer}")
         found = [
             (part, None)
@@ -400,7 +400,7 @@ def _summed(found: list[Any], length: int, causal: bool, axis: int) -> tuple[np.
     """Return the sum of tables or biases, with a row for each distance among `length` tokens."""
     if len(found) == 1:
         return found[0]
-    low = 0 if causal else 1 - _checks.integer("length", length, 1)
+    low = 0 if causal else 1 - checks.integer("length", length, 1)
     deltas = np.arange(low, length)
     every = [rows_at(deltas, rows, first, beyond, axis=axis) for rows, first, beyond in found]
     return sum(every[1:], start=every[0]), low, "zero"
@@ -476,10 +476,10 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
 
 def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:
     """Return the checked `length`; None gives the largest of `positions` + 1."""
-    positions = _checks.real_array(f"{encoding.name} positions", positions)
+    positions = checks.real_array(f"{encoding.name} positions", positions)
     if length is not None:
-        return _checks.integer(f"{encoding.name} length", length, 1)
+        return checks.integer(f"{encoding.name} length", length, 1)
     if positions.size == 0:
         return 1
-    largest = _checks.finite(f"{encoding.name} positions: the largest", positions.max())
+    largest = checks.finite(f"{encoding.name} positions: the largest", positions.max())
     return max(int(largest) + 1, 1)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
+from ..common import checks
 from .base import Encoding
 from .register import register_encoding
 
@@ -40,8 +40,8 @@ class Binary(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        positions = _checks.counted_positions(f"{self.name} positions", positions)
-        dim = _checks.integer(f"{self.name} dim", dim, 0)
+        positions = checks.counted_positions(f"{self.name} positions", positions)
+        dim = checks.integer(f"{self.name} dim", dim, 0)
         largest = int(positions.max()) if positions.size else 0
         if largest.bit_length() > dim:
             raise ValueError(

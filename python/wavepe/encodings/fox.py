@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from .base import Encoding
 from .register import register_encoding
 
@@ -54,8 +54,8 @@ class FoX(Encoding):
 
         So all gates begin at 1/2, the middle of the authors' initial values.
         """
-        heads = _checks.integer("fox heads", heads, 1)
-        dim = _checks.integer("fox dim", dim, 1)
+        heads = checks.integer("fox heads", heads, 1)
+        dim = checks.integer("fox dim", dim, 1)
         sizes = {"f_proj": (heads, dim), "f_bias": (heads,)}
         return {key: np.zeros(size) for key, size in sizes.items()}
 

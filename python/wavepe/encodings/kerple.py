@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Bias
+from ..arrays.relative_bias import Bias
+from ..common import checks
 from .base import Encoding
 from .options import one_of, option
 from .register import register_encoding
@@ -58,8 +58,8 @@ class Kerple(Encoding):
     kind: str = option("log", one_of("log", "power"))
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
-        length = _checks.integer("kerple length", length, 1)
-        first = 0 if _checks.flag("causal", causal) else 1 - length
+        length = checks.integer("kerple length", length, 1)
+        first = 0 if checks.flag("causal", causal) else 1 - length
         r1, r2 = (x[:, None] for x in self._initial(heads))
         distance = np.abs(np.arange(first, length, dtype=np.float64))
         if self.kind == "log":
@@ -95,6 +95,6 @@ class Kerple(Encoding):
 
     def _initial(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the initial r1 and r2 of each head."""
-        heads = _checks.integer("kerple heads", heads, 1)
+        heads = checks.integer("kerple heads", heads, 1)
         middles = (np.ones(heads).cumsum() - 0.5) / heads
         return (2 * middles, middles) if self.kind == "log" else (middles, 2 * middles)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
-from .._relative_bias import BEYOND, Bias, Table
+from ..arrays.relative_bias import BEYOND, Bias, Table
+from ..common import checks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -427,8 +427,8 @@ class Methods:
         """Return a learned term at the initial values, for classes that write it in torch only."""
         if term not in self.learns:
             self._does_not_apply(term)
-        length = _checks.integer(f"{self.name} length", length, 1)
-        causal = _checks.flag("causal", causal)
+        length = checks.integer(f"{self.name} length", length, 1)
+        causal = checks.flag("causal", causal)
         import torch
 
         initial = initial_parameters(self, head_dim, heads, 1)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
+from ..common import checks
 from .base import Encoding, sequence_length
 from .register import register_encoding
 
@@ -38,7 +38,7 @@ class Normalised(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        positions = _checks.counted_positions(f"{self.name} positions", positions)
-        dim = _checks.integer(f"{self.name} dim", dim, 0)
+        positions = checks.counted_positions(f"{self.name} positions", positions)
+        dim = checks.integer(f"{self.name} dim", dim, 0)
         length = sequence_length(self, positions, length)
         return np.repeat(positions[..., None] / length, dim, axis=-1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from .spec import Value, fits_spec
 
 Check = Callable[[str, Any], Value]
@@ -88,12 +88,12 @@ def text(label: str, value: Any) -> str:
 
 def one_of(*words: str, **others: str) -> Check:
     """Return a check that the value is one of the given words; `others` as for `suggestion`."""
-    return lambda label, value: str(_checks.choice(label, value, words, others))
+    return lambda label, value: str(checks.choice(label, value, words, others))
 
 
 def number(label: str, value: Any) -> float:
     """Check that the value is a finite number. -0.0 becomes 0.0: a spec writes both as 0."""
-    return _checks.finite(label, value) + 0.0
+    return checks.finite(label, value) + 0.0
 
 
 def positive(*words: str) -> Check:
@@ -101,7 +101,7 @@ def positive(*words: str) -> Check:
 
     def check(label: str, value: Any) -> float | str:
         if not (words and isinstance(value, str)):
-            return _checks.positive(label, value)
+            return checks.positive(label, value)
         if value not in words:
             raise ValueError(f"{label} must be a number or {' or '.join(words)}, got {value!r}")
         return str(value)
@@ -116,7 +116,7 @@ def integer(least: int, most: int = 1 << 20) -> Check:
     """
 
     def check(label: str, value: Any) -> int:
-        value = _checks.integer(label, value, least)
+        value = checks.integer(label, value, least)
         if value > most:
             raise ValueError(f"{label} must be at most {most}, got {value}")
         return value
@@ -129,7 +129,7 @@ def items(label: str, value: Any) -> tuple[Any, ...]:
     array = isinstance(value, np.ndarray) and value.ndim == 1
     if not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
         raise TypeError(f"{label} must be a list, got {value!r}")
-    if not _checks.is_short(value):
+    if not checks.is_short(value):
         raise ValueError(f"{label} must be a list of fewer than 2^20 values, got {value!r}")
     value = list(value)
     if not value:
@@ -153,7 +153,7 @@ def _anything(label: str, value: Any) -> Any:
 def _like(default: Any) -> Check:
     kinds: list[tuple[type, Check]] = [
         (bool, flag),  # before int, because a bool is an int
-        (int, _checks.integer),
+        (int, checks.integer),
         (float, number),
         (str, text),
         (tuple, items),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from .base import Encoding
 from .options import option, positive
 from .register import register_encoding
@@ -57,8 +57,8 @@ class PoPE(Encoding):
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "delta" (heads, head_dim): zeros, float64."""
-        heads = _checks.integer("pope heads", heads, 1)
-        head_dim = _checks.integer("pope head_dim", head_dim, 1)
+        heads = checks.integer("pope heads", heads, 1)
+        head_dim = checks.integer("pope head_dim", head_dim, 1)
         return {"delta": np.zeros((heads, head_dim))}
 
     def score_vectors(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from .. import _wavelet_registered
+from ..arrays import wavelet_registered
 from .base import Encoding, known
 from .methods import LEARNED, TERMS
 from .spec import is_word
@@ -68,7 +68,7 @@ def register_encoding(cls: type[E]) -> type[E]:
     if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
     known[cls.name] = cls
-    _wavelet_registered.note_registration()
+    wavelet_registered.note_registration()
     return cls
 
 

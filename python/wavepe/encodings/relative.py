@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Table
+from ..arrays.relative_bias import Table
+from ..common import checks
 from .base import Encoding
 from .methods import input_queries
 from .options import integer, option
@@ -63,8 +63,8 @@ class Relative(Encoding):
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
         """Return the initial table, which is zero, as `Encoding.table` does."""
-        _checks.integer("relative length", length, 1)
-        _checks.flag("causal", causal)
+        checks.integer("relative length", length, 1)
+        checks.flag("causal", causal)
         return Table(np.zeros((self.extent, self.rank), np.float32), 0)
 
     def table_columns(self, head_dim: int) -> int:
@@ -79,8 +79,8 @@ class Relative(Encoding):
         meets. r_proj holds normal numbers, the same in each layer. The elements of r are about as
         large as those of x.
         """
-        heads = _checks.integer("relative heads", heads, 1)
-        dim = _checks.integer("relative dim", dim, 1)
+        heads = checks.integer("relative heads", heads, 1)
+        dim = checks.integer("relative dim", dim, 1)
         r_proj = np.random.default_rng(0).standard_normal((heads, self.rank, dim))
         table = np.zeros((self.extent, self.rank))
         return {"r_proj": r_proj / np.sqrt(dim), "table": table}

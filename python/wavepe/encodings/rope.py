@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
-from .._rope import rope_table
-from .._rope_frequencies import (
+from ..arrays.rope import rope_table
+from ..arrays.rope_frequencies import (
     DEFAULT_THETA,
     ORIGINAL,
     PARAMETERS,
@@ -20,6 +19,7 @@ from .._rope_frequencies import (
     rope_frequencies,
     rotated_part,
 )
+from ..common import checks
 from .base import Encoding, sequence_length
 from .options import flag, integer, one_of, option, positive
 from .register import register_encoding
@@ -119,7 +119,7 @@ class RoPE(Encoding):
     inference_only = ("inference_theta", "self_extend", "neighbors")
 
     theta: float | None = option(None, positive())
-    fraction: float = option(1.0, _checks.zero_to_one)
+    fraction: float = option(1.0, checks.zero_to_one)
     interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES, ntk="dynamic"))
@@ -296,4 +296,4 @@ class RoPE(Encoding):
     def _needed(self, key: str, value: int | None) -> int:
         if value is None:
             raise ValueError(f"{self} needs {key}, a number of tokens; got None")
-        return _checks.integer(f"{self.name} {key}", value, 1)
+        return checks.integer(f"{self.name} {key}", value, 1)

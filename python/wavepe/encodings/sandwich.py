@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Bias
-from .._sinusoidal import sinusoidal
+from ..arrays.relative_bias import Bias
+from ..arrays.sinusoidal import sinusoidal
+from ..common import checks
 from .base import Encoding
 from .options import option
 from .register import register_encoding
 
 
 def _even(label: str, value: Any) -> int:
-    dim = _checks.integer(label, value, 2)
+    dim = checks.integer(label, value, 2)
     if dim % 2 or dim > 1 << 16:
         raise ValueError(f"{label} must be even and at most 65536, got {dim}")
     return dim
@@ -61,9 +61,9 @@ class Sandwich(Encoding):
     dim: int = option(128, _even)
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
-        length = _checks.integer("sandwich length", length, 1)
-        heads = _checks.integer("sandwich heads", heads, 1)
-        first = 0 if _checks.flag("causal", causal) else 1 - length
+        length = checks.integer("sandwich length", length, 1)
+        heads = checks.integer("sandwich heads", heads, 1)
+        first = 0 if checks.flag("causal", causal) else 1 - length
         cosines = sinusoidal(np.arange(first, length), self.dim)[:, 1::2].sum(-1)
         ratio = 8 * np.arange(1, heads + 1) / heads
         return Bias(cosines / ratio[:, None], first)

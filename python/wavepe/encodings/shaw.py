@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Table
-from .._sinusoidal import sinusoidal
+from ..arrays.relative_bias import Table
+from ..arrays.sinusoidal import sinusoidal
+from ..common import checks
 from .base import Encoding
 from .options import integer, option
 from .register import register_encoding
@@ -58,8 +58,8 @@ class Shaw(Encoding):
     clip: int = option(16, integer(1))
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
-        _checks.integer("shaw length", length, 1)
-        causal = _checks.flag("causal", causal)
+        checks.integer("shaw length", length, 1)
+        causal = checks.flag("causal", causal)
         initial = self.parameters(head_dim, 1)["table"].astype(np.float32)
         return Table(*self._by_delta(initial, causal), "edge")
 
@@ -71,7 +71,7 @@ class Shaw(Encoding):
         `wavepe compare` a model had a perplexity of 4.23 after 800 steps from the sine waves, 4.22
         from random numbers of the same size, and 4.50 from zeros (means of two seeds).
         """
-        head_dim = _checks.integer("shaw head_dim", head_dim, 1)
+        head_dim = checks.integer("shaw head_dim", head_dim, 1)
         delta = np.arange(self.clip, -self.clip - 1, -1)
         return {"table": sinusoidal(delta, head_dim + head_dim % 2)[:, :head_dim]}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
+from ..common import checks
 from .base import Encoding
 from .options import number, option
 from .register import register_encoding
@@ -58,7 +58,7 @@ class Sink(Encoding):
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "sinks", float64 (heads,)."""
-        heads = _checks.integer("sink heads", heads, 1)
+        heads = checks.integer("sink heads", heads, 1)
         return {"sinks": np.zeros(heads) + self.initial}
 
     def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._rope_frequencies import DEFAULT_THETA
-from .._sinusoidal import sinusoidal
+from ..arrays.rope_frequencies import DEFAULT_THETA
+from ..arrays.sinusoidal import sinusoidal
 from .base import Encoding, sequence_length
 from .options import option, positive
 from .register import register_encoding

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Bias
+from ..arrays.relative_bias import Bias
+from ..common import checks
 from .base import Encoding
 from .options import integer, option
 from .register import register_encoding
@@ -72,13 +72,13 @@ class T5(Encoding):
             )
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
-        _checks.integer("t5 length", length, 1)
-        first, index = self._buckets_by_delta(_checks.flag("causal", causal))
+        checks.integer("t5 length", length, 1)
+        first, index = self._buckets_by_delta(checks.flag("causal", causal))
         return Bias(self.parameters(1, heads)["b"][:, index], first, "edge")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "b": zeros, float64 (heads, buckets)."""
-        heads = _checks.integer("t5 heads", heads, 1)
+        heads = checks.integer("t5 heads", heads, 1)
         return {"b": np.zeros((heads, self.buckets))}
 
     def learned_bias(

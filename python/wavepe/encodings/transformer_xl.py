@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Table
-from .._sinusoidal import sinusoidal
+from ..arrays.relative_bias import Table
+from ..arrays.sinusoidal import sinusoidal
+from ..common import checks
 from .base import Encoding
 from .methods import Query
 from .register import register_encoding
@@ -70,8 +70,8 @@ class TransformerXL(Encoding):
         `head_dim` must be even. With biases, the table has only the initial rows of the first
         head; `learned_table` returns those of all heads.
         """
-        length = _checks.integer("transformer_xl length", length, 1)
-        first = 0 if _checks.flag("causal", causal) else 1 - length
+        length = checks.integer("transformer_xl length", length, 1)
+        first = 0 if checks.flag("causal", causal) else 1 - length
         waves = sinusoidal(np.arange(first, length), self._even(head_dim))
         return Table(waves.astype(np.float32), first)
 
@@ -86,7 +86,7 @@ class TransformerXL(Encoding):
         if not self.biases:
             return super().parameters(head_dim, heads)
         head_dim = self._even(head_dim)
-        heads = _checks.integer("transformer_xl heads", heads, 1)
+        heads = checks.integer("transformer_xl heads", heads, 1)
         pair = np.arange(head_dim) // 2
         odd = np.arange(head_dim) % 2  # 1 for the cosine of a pair
         projection = np.zeros((heads, heads * head_dim, head_dim))
@@ -113,7 +113,7 @@ class TransformerXL(Encoding):
         return Query(parameters["u"], parameters["v"])
 
     def _even(self, head_dim: int) -> int:
-        head_dim = _checks.integer("transformer_xl head_dim", head_dim, 2)
+        head_dim = checks.integer("transformer_xl head_dim", head_dim, 2)
         if head_dim % 2:
             raise ValueError(f"transformer_xl head_dim must be even, got {head_dim}")
         return head_dim

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _checks
-from .._relative_bias import Table
-from .._wavelet import check_kind, wavelet_grid, wavelet_table
-from .._wavelet_pywt import check_levels, is_family
-from .._wavelet_registered import registered
+from ..arrays.relative_bias import Table
+from ..arrays.wavelet import check_kind, wavelet_grid, wavelet_table
+from ..arrays.wavelet_pywt import check_levels, is_family
+from ..arrays.wavelet_registered import registered
+from ..common import checks
 from .base import Encoding
 from .methods import Query, input_queries
 from .options import flag, integer, items, option, positive
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def _count_or_scales(label: str, value: Any) -> int | tuple[float, ...]:
     if isinstance(value, numbers.Number | str):
-        return _checks.integer(label, value, 1)
+        return checks.integer(label, value, 1)
     scale: Callable[[str, Any], Any] = positive()
     return tuple(scale(label, item) for item in items(label, value))
 
@@ -203,7 +203,7 @@ class Wavelet(Encoding):
         """
         scales: Any = self.scales
         count = len(scales) if isinstance(scales, tuple) else scales
-        columns = self.table_columns(_checks.integer("wavelet head_dim", head_dim, 1))
+        columns = self.table_columns(checks.integer("wavelet head_dim", head_dim, 1))
         if columns % count:
             fitting = next(n for n in range(min(count, columns), 0, -1) if columns % n == 0)
             size = "head size" if self.rank is None else "rank"
@@ -216,8 +216,8 @@ class Wavelet(Encoding):
         return wavelet_grid(columns, scales, self.min_scale, fixed_scale=self.fixed_scale)
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
-        length = _checks.integer("wavelet length", length, 1)
-        first = 0 if _checks.flag("causal", causal) else 1 - length
+        length = checks.integer("wavelet length", length, 1)
+        first = 0 if checks.flag("causal", causal) else 1 - length
         scale, shift = self.grid(head_dim)
         offsets = np.arange(first, length)
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
@@ -236,7 +236,7 @@ class Wavelet(Encoding):
         if not self.learns:
             return super().parameters(head_dim, heads)
         scale, shift = self.grid(head_dim)
-        heads = _checks.integer("wavelet heads", heads, 1)
+        heads = checks.integer("wavelet heads", heads, 1)
         found = {"scale": scale, "shift": shift} if self.learned else {}
         if self.biases:
             found |= {key: np.zeros((heads, head_dim)) for key in "uv"}
@@ -246,7 +246,7 @@ class Wavelet(Encoding):
             matrix[:, np.arange(columns) * head_dim // columns, np.arange(columns)] = 1
             found["projection"] = matrix
         if self.from_input:
-            size = (heads, len(scale), _checks.integer("wavelet dim", dim, 1))
+            size = (heads, len(scale), checks.integer("wavelet dim", dim, 1))
             found["r_proj"] = np.zeros(size)
         return found
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._rope import rope_table
-from .._rope_frequencies import DEFAULT_THETA, rope_frequencies
+from ..arrays.rope import rope_table
+from ..arrays.rope_frequencies import DEFAULT_THETA, rope_frequencies
 from .base import Encoding
 from .options import flag, option, positive
 from .register import register_encoding

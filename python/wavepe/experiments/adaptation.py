@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import wavepe
 
-from .._files import new_file, results_of_adapt
+from ..common.files import new_file, results_of_adapt
 from . import model as models
 from .errors import UsageError, need_matplotlib, require
 from .numbers import integer, integers, reals

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from .._files import results_of_adapt
+from ..common.files import results_of_adapt
 from .errors import UsageError
 from .folder import is_run
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 import wavepe
-from wavepe._rope_frequencies import DEFAULT_THETA
 from wavepe.analysis import perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
+from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
 from .device import CPU, Device
 from .model import load_model

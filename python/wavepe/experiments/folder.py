@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .._files import leading_names, new_file, new_folder, part_of, writing
+from ..common.files import leading_names, new_file, new_folder, part_of, writing
 from .errors import UsageError
 from .settings import differences, digest
 

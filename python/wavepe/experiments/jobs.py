@@ -22,7 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from .._files import interrupt_on_signals
+from ..common.files import interrupt_on_signals
 from .errors import CommandError, out_of_memory
 from .imports import import_all
 

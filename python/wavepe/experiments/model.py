@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import leading_names
+from ..common.files import leading_names
 from .errors import CommandError, UsageError, out_of_memory, thread_count
 from .folder import is_run
 from .imports import import_all

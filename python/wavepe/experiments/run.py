@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import DISK_ERRORS, new_file
+from ..common.files import DISK_ERRORS, new_file
 from .data import Text, load_text
 from .errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from .folder import RunFolder

@@ -16,7 +16,7 @@ from wavepe.encodings import Encoding
 from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
 
-from .._labels import suggestion
+from ..common.labels import suggestion
 from .errors import UsageError
 from .numbers import integer, integers, once, words
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .._labels import fold, shortened
+from ..common.labels import fold, shortened
 
 Row = tuple[str, Sequence[str]]
 

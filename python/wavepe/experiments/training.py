@@ -18,7 +18,7 @@ import torch
 
 import wavepe.hf
 
-from .._files import TERMINATION_SIGNALS, new_file, raise_interrupt
+from ..common.files import TERMINATION_SIGNALS, new_file, raise_interrupt
 from .data import batch_at
 from .device import CPU, Device
 from .errors import CommandError, UsageError

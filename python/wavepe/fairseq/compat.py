@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 from .. import ops  # noqa: F401 - its error says how to install torch
-from .._runtime import command_for
+from ..common.runtime import command_for
 
 import torch  # isort: skip
 

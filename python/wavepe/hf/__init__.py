@@ -9,7 +9,7 @@ work on stock models with a rotary embedding.
 
 from typing import Any as _Any
 
-from .._runtime import command_for
+from ..common.runtime import command_for
 
 try:
     import torch as _torch  # noqa: F401

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME
 
-from .._files import lock_folder, new_file, results_of_adapt, writing
-from .._labels import suggestion
-from .._runtime import command_for
 from ..analysis._perplexity import perplexity
+from ..common.files import lock_folder, new_file, results_of_adapt, writing
+from ..common.labels import suggestion
+from ..common.runtime import command_for
 from .folder import note_perplexities
 from .learned import MODULE_NAME, learned_ids
 from .patching import encoding_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from .. import _checks
-from .._runtime import command_for
+from ..common import checks
+from ..common.runtime import command_for
 from ..encodings import Encoding
 from . import families, recipes
 from .adapt_run import (
@@ -176,22 +176,22 @@ def adapt(
     check_training(training)
     source = encoding_of(model)
     base = families.decoder(model)
-    length = _checks.integer("length", length, 2)
-    batch_size = _checks.integer("batch_size", batch_size, 1)
-    lora = None if lora is None else _checks.integer("lora", lora, 1)
-    seed = _checks.integer("seed", seed, 0)
-    learning_rate = _checks.positive("learning_rate", learning_rate)
+    length = checks.integer("length", length, 2)
+    batch_size = checks.integer("batch_size", batch_size, 1)
+    lora = None if lora is None else checks.integer("lora", lora, 1)
+    seed = checks.integer("seed", seed, 0)
+    learning_rate = checks.positive("learning_rate", learning_rate)
     training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
     rows_of_step = batch_size * int(os.environ.get("WORLD_SIZE", "1"))
     parts = training.get("gradient_accumulation_steps", 1)
-    rows_of_step *= _checks.integer("gradient_accumulation_steps", parts, 1)
-    tokens = _checks.integer("tokens", tokens, 1)
+    rows_of_step *= checks.integer("gradient_accumulation_steps", parts, 1)
+    tokens = checks.integer("tokens", tokens, 1)
     steps = tokens // (length * rows_of_step)
     if not steps:
         raise ValueError(
             f"tokens must be at least those of one step, {length * rows_of_step}, got {tokens}"
         )
-    lengths = [_checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
+    lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = token_ids(data, tokenizer)
     size = base.get_input_embeddings().num_embeddings
@@ -199,7 +199,7 @@ def adapt(
         raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
-    count = _checks.integer("held_out", held_out, max(lengths))
+    count = checks.integer("held_out", held_out, max(lengths))
     test, rows = _split(ids, length, count)
     passes = steps * rows_of_step / len(rows)
     rows = rows[_order(len(rows), steps * rows_of_step, seed)]

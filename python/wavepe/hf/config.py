@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
-from .._runtime import __version__
+from ..common.runtime import __version__
 from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock, stock_encoding
 from .folder import AUTO_CLASSES, auto_map, write_beside

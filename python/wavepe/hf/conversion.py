@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from .._files import leading_names, new_folder
+from ..common.files import leading_names, new_folder
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import SUPPORTED, TYPE_PREFIX

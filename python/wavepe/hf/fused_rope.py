@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import _checks, ops
+from .. import ops
+from ..common import checks
 from . import pairs
 from .families import names_in_forward, need_module
 from .layers import spec_text
@@ -70,7 +71,7 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
     True
     """
     need_module(model)
-    if not _checks.flag("enabled", enabled):
+    if not checks.flag("enabled", enabled):
         for module in model.modules():
             if isinstance(module, Fused):
                 module.__class__ = module.stock

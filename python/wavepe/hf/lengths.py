@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import transformers
 from torch import nn
 
-from .. import _checks
+from ..common import checks
 from . import families
 from .install import installed
 
@@ -68,7 +68,7 @@ def fix_length(model: M, length: int | None) -> M:
             f"{type(model).__name__} is a stock model: call wavepe.hf.patch(model) first"
         )
     if length is not None:
-        length = _checks.integer("length", length, 1)
+        length = checks.integer("length", length, 1)
     for follower in present.length_parts:
         follower.fix(length)
     return model

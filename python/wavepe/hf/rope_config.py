@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import transformers
 
-from .._rope_frequencies import ROPE_TYPES
+from ..arrays.rope_frequencies import ROPE_TYPES
 from ..encodings.spec import write_value
 
 TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5

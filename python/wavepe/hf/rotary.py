@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from .. import ops
-from .._rope_frequencies import PARAMETERS, standard_parameters
+from ..arrays.rope_frequencies import PARAMETERS, standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .. import _checks
+from ..common import checks
 from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
@@ -234,7 +234,7 @@ def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
     """Return the new base of every layer type."""
     now = rope_config.describe(present)
     if not isinstance(theta, Mapping):
-        base = _checks.positive("theta", theta)
+        base = checks.positive("theta", theta)
         if len(set(present.values())) > 1:
             raise ValueError(
                 f"the layer types of this model have different bases, {now}: give a dict with "
@@ -250,7 +250,7 @@ def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
         raise ValueError(
             f"theta must be a dict with some of the bases of this model, {now}; got {dict(theta)!r}"
         )
-    return present | {key: _checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
+    return present | {key: checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
 
 
 class _ConfigCopies:

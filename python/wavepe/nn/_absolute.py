@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from ..common import checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions.absolute import AbsoluteVectors
@@ -55,9 +55,9 @@ class AbsoluteEncoding(nn.Module):
     ) -> None:
         super().__init__()
         self.encoding = read_encoding(encoding)
-        self.dim = _checks.integer("dim", dim, 1)
+        self.dim = checks.integer("dim", dim, 1)
         if trained_length is not None:
-            trained_length = _checks.integer("trained_length", trained_length, 1)
+            trained_length = checks.integer("trained_length", trained_length, 1)
         for part in self.encoding.parts:
             if not part.adds:
                 raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from ..common import checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import PositionEncoding
@@ -91,16 +91,16 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim = _checks.integer("head_dim", head_dim, 1)
-        self.heads = _checks.integer("heads", heads, 1)
-        self.kv_heads = self.heads if kv_heads is None else _checks.integer("kv_heads", kv_heads, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 1)
+        self.heads = checks.integer("heads", heads, 1)
+        self.kv_heads = self.heads if kv_heads is None else checks.integer("kv_heads", kv_heads, 1)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
-        self.dim = None if dim is None else _checks.integer("dim", dim, 1)
-        self.causal = _checks.flag("causal", causal)
-        self.dropout = _checks.zero_to_one("dropout", dropout)
+        self.dim = None if dim is None else checks.integer("dim", dim, 1)
+        self.causal = checks.flag("causal", causal)
+        self.dropout = checks.zero_to_one("dropout", dropout)
         if trained_length is not None:
-            trained_length = _checks.integer("trained_length", trained_length, 1)
+            trained_length = checks.integer("trained_length", trained_length, 1)
         self.position_encoding = PositionEncoding(
             read_encoding(encoding),
             self.head_dim,

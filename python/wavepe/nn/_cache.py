@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from ..common import checks
 from ..ops._common import INTEGERS
 from ..positions import CacheState
 
@@ -101,7 +101,7 @@ class KVCache:
         ValueError
             If `length` is negative, or larger than the length of the cache.
         """
-        length = _checks.integer("length", length, 0)
+        length = checks.integer("length", length, 0)
         if length > self.length:
             raise ValueError(f"length must be at most {self.length}, as cached, got {length}")
         for tokens in self._by_module.values():

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks, ops
-from .._rope_frequencies import base_of, standard_parameters
+from .. import ops
+from ..arrays.rope_frequencies import base_of, standard_parameters
+from ..common import checks
 from ..encodings import RoPE
 from ..encodings.spec import write_value
 from ..ops._compiler import disable
@@ -90,15 +91,15 @@ class Rotary(nn.Module):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        self.head_dim = _checks.integer("head_dim", head_dim, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 1)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
         if trained_length is not None:
-            trained_length = _checks.integer("trained_length", trained_length, 1)
-        self.interleaved = _checks.flag("interleaved", interleaved)
+            trained_length = checks.integer("trained_length", trained_length, 1)
+        self.interleaved = checks.flag("interleaved", interleaved)
         self.fraction = RoPE(fraction=fraction).fraction
         self.trained_length = trained_length
-        self.precision = _checks.choice("precision", precision, ("exact", "hf"))
+        self.precision = checks.choice("precision", precision, ("exact", "hf"))
         self.reset()
         self._set(theta, scaling)
 
@@ -161,7 +162,7 @@ class Rotary(nn.Module):
         scaling = self.scaling
         if scaling is not None:
             scaling.pop("rope_theta", None)
-        self._set(_checks.positive("theta", value), scaling)
+        self._set(checks.positive("theta", value), scaling)
 
     @property
     def scaling(self) -> dict[str, Any] | None:

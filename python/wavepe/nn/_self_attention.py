@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
+from ..common import checks
 from ..encodings import Encoding
 from ._attention import Attention
 from ._cache import KVCache
@@ -77,11 +77,11 @@ class SelfAttention(Attention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        dim, heads = _checks.integer("dim", dim, 1), _checks.integer("heads", heads, 1)
+        dim, heads = checks.integer("dim", dim, 1), checks.integer("heads", heads, 1)
         if head_dim is None and dim % heads:
             raise ValueError(f"heads must divide dim={dim}, got {heads}; or give head_dim")
         if trained_length is not None:
-            trained_length = _checks.integer("trained_length", trained_length, 1)
+            trained_length = checks.integer("trained_length", trained_length, 1)
         super().__init__(
             encoding,
             dim // heads if head_dim is None else head_dim,
@@ -95,8 +95,8 @@ class SelfAttention(Attention):
             dtype=dtype,
         )
         self.dim: int = dim
-        self.window = None if window is None else _checks.integer("window", window, 0)
-        bias = _checks.flag("bias", bias)
+        self.window = None if window is None else checks.integer("window", window, 0)
+        bias = checks.flag("bias", bias)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         inner, kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q_proj = nn.Linear(self.dim, inner, bias, **factory)

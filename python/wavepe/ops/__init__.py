@@ -7,7 +7,7 @@ raise RuntimeError, as in torch's own operators.
 
 from importlib.util import find_spec
 
-from .._runtime import BUILD_AGAIN
+from ..common.runtime import BUILD_AGAIN
 
 try:
     import torch  # torch's libraries must be loaded before ours

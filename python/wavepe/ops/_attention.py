@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._relative_bias import BEYOND, Bias, Table
+from ..arrays.relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory

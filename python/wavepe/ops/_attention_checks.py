@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._relative_bias import BEYOND
+from ..arrays.relative_bias import BEYOND
 from ._common import (
     FLOATS,
     INTEGERS,

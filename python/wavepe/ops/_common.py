@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from .. import _checks
-from .._relative_bias import Bias, Table, ranged
+from ..arrays.relative_bias import Bias, Table, ranged
+from ..common import checks
 from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -140,12 +140,12 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
 
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool. None is refused here; the schema would take it for False."""
-    return _checked(_checks.flag, name, value)
+    return _checked(checks.flag, name, value)
 
 
 def integer(name: str, value: Any) -> int:
     """Return `value` as an int; NumPy integers are accepted."""
-    return value if type(value) is int else _checked(_checks.integer, name, value)
+    return value if type(value) is int else _checked(checks.integer, name, value)
 
 
 def number(name: str, value: Any) -> float:
@@ -155,11 +155,11 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor):
         advice = "; for a differentiable scale, multiply q by it" if name == "scale" else ""
         check(False, f"{name} must be a plain number, got a tensor{advice}")
-    return _checked(_checks.finite, name, value)
+    return _checked(checks.finite, name, value)
 
 
 def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> Any:
-    """Return the result of a check of `wavepe._checks`, but a compiler's symbol as it is."""
+    """Return the result of a check of `wavepe.common.checks`, but a compiler's symbol as it is."""
     if isinstance(value, _SYMBOLS):
         return value
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._relative_bias import BEYOND, Table
+from ..arrays.relative_bias import BEYOND, Table
 from ._attention_composed import _along, _clamped
 from ._common import (
     autocast_enabled,

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .. import _checks
-from .._relative_bias import BEYOND, Table
+from ..arrays.relative_bias import BEYOND, Table
+from ..common import checks
 from ._attention_gpu.zones import block_zones
 from ._common import (
     FLOATS,
@@ -338,7 +338,7 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             "relative_table(*table)",
         )
     try:
-        return _checks.float_array("p", p).astype(np.float64, copy=False)
+        return checks.float_array("p", p).astype(np.float64, copy=False)
     except (TypeError, ValueError, MemoryError) as error:
         raise RuntimeError(f"wavepe: relative_table: {error}") from None
 

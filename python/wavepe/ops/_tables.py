@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._wavelet_registered import registrations
+from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding
 from ..encodings import encoding as read_encoding
 from ._common import in_new_thread

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._wavelet import KINDS, check_kind, sampled_table
-from .._wavelet_registered import registered, table_gradients
+from ..arrays.wavelet import KINDS, check_kind, sampled_table
+from ..arrays.wavelet_registered import registered, table_gradients
 from ._common import (
     INTEGERS,
     axis_first,

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
-from ... import _checks
-from ..._labels import fold, shortened
+from ...common import checks
+from ...common.labels import fold, shortened
 from ._figure import new_figure, save
 
 _LABEL_WIDTH = 24
@@ -48,9 +48,9 @@ def accuracy_grid(
     TypeError
         An argument has a wrong type.
     """
-    train_length = _checks.integer("train_length", train_length, 1)
-    lengths = _checks.real_array("lengths", lengths).ravel().tolist()
-    lengths = [_checks.integer("lengths", length, 1) for length in lengths]
+    train_length = checks.integer("train_length", train_length, 1)
+    lengths = checks.real_array("lengths", lengths).ravel().tolist()
+    lengths = [checks.integer("lengths", length, 1) for length in lengths]
     if not isinstance(values, Mapping):
         raise TypeError(f"values must be a mapping, got {type(values).__name__}")
     if not values or not lengths:
@@ -88,7 +88,7 @@ def _shares(name: str, cells: Sequence[Sequence[float]], count: int) -> list[lis
         raise ValueError(
             f"values[{name!r}] must hold a list of shares for each of the {count} lengths"
         )
-    found = [_checks.real_array(name, cell).ravel().tolist() for cell in cells]
+    found = [checks.real_array(name, cell).ravel().tolist() for cell in cells]
     if not all(found):
         raise ValueError(f"values[{name!r}] must hold at least one share for each length")
-    return [[_checks.zero_to_one(name, share) for share in cell] for cell in found]
+    return [[checks.zero_to_one(name, share) for share in cell] for cell in found]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._relative_bias import rows_at
+from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding
 from . import _parts
 from ._figure import GRID, WIDTH, need_matplotlib, new_figure, save

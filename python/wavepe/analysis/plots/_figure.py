@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ..._runtime import command_for
+from ...common.runtime import command_for
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

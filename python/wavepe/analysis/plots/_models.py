@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ... import _checks
+from ...common import checks
 from . import _parts
 from ._figure import COLOURS, GRID, LINES, MARKERS, SHADE, need_matplotlib, new_figure, save
 
@@ -62,7 +62,7 @@ def band_heatmap(
     need_matplotlib()
     norms = _matrix("heatmap", heatmap)
     lines = {"measured mean": measured, "predicted j*": predicted}
-    places = {name: _checks.finite(name, at) for name, at in lines.items() if at is not None}
+    places = {name: checks.finite(name, at) for name, at in lines.items() if at is not None}
     _check_title(title)
     figure = new_figure(6.4, 4.8)
     axes = figure.subplots()
@@ -286,7 +286,7 @@ def sweep_curve(
 
 
 def _matrix(name: str, value: ArrayLike) -> np.ndarray:
-    array = _checks.real_array(name, value)
+    array = checks.real_array(name, value)
     if array.ndim != 2 or not array.size:
         raise ValueError(
             f"{name} must have two dimensions, none of them 0, got shape {array.shape}"
@@ -295,7 +295,7 @@ def _matrix(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _row(name: str, value: ArrayLike) -> np.ndarray:
-    array = _checks.real_array(name, value)
+    array = checks.real_array(name, value)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"{name} must have one dimension, not 0, got shape {array.shape}")
     return array.astype(np.float64)

@@ -10,8 +10,8 @@ import numpy as np
 
 import wavepe
 
-from ... import _checks
-from ..._labels import fold
+from ...common import checks
+from ...common.labels import fold
 from ...encodings import Encoding
 from ._figure import SHADE
 
@@ -54,7 +54,7 @@ def encoding_of(spec: str | Encoding, needed: str, fits: Any) -> Encoding:
 
 def size(name: str, value: int, least: int, most: int) -> int:
     """Return `value`; an error unless it is an integer from `least` to `most`."""
-    value = _checks.integer(name, value, least)
+    value = checks.integer(name, value, least)
     if value > most:
         raise ValueError(f"{name} must be at most {most} for a picture, got {value}")
     return value

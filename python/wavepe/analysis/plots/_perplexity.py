@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ... import _checks
-from ..._labels import fold, shortened
+from ...common import checks
+from ...common.labels import fold, shortened
 from ._figure import GRID, WIDTH, line_looks, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def perplexity_by_length(
         raise TypeError(f"runs must be a list of mappings, got {type(runs).__name__}")
     if not runs:
         raise ValueError("runs must hold at least one run, got none")
-    train_length = _checks.integer("train_length", train_length, 1)
+    train_length = checks.integer("train_length", train_length, 1)
     if not isinstance(title, str):
         raise TypeError(f"title must be a string, got {title!r}")
     if not isinstance(unit, str):

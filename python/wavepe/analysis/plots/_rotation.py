@@ -8,8 +8,8 @@ import numpy as np
 
 import wavepe
 
-from ... import _checks
-from ..._rope_frequencies import DEFAULT_THETA
+from ...arrays.rope_frequencies import DEFAULT_THETA
+from ...common import checks
 from ...encodings import Encoding, RoPE, Sinusoidal
 from .. import _matrices
 from .._bands import predicted_band
@@ -146,7 +146,7 @@ def wavelengths(
     """
     need_matplotlib()
     found: list[Any] = _parts.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
-    length = _checks.integer("length", length, 1)
+    length = checks.integer("length", length, 1)
     dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
     lines = []
     for encoding in found:
@@ -244,7 +244,7 @@ def matrices(
     """
     need_matplotlib()
     dim = _parts.size("dim", dim, 2, 256)
-    position = _checks.integer("position", position, 0)
+    position = checks.integer("position", position, 0)
     found = {
         "rotation": _matrices.rope_matrix(position, dim, theta),
         "wavelets": _matrices.rope_wavelet_matrix(position, dim, theta),

@@ -10,7 +10,7 @@ import numpy as np
 
 import wavepe
 
-from ..._relative_bias import rows_at
+from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
 from .. import _matrices
 from . import _parts

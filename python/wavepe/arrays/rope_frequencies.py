@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _checks
+from ..common import checks
 
 DEFAULT_THETA = 10000.0
 ORIGINAL = "original_max_position_embeddings"
@@ -86,9 +86,9 @@ def rope_frequencies(
     >>> wavepe.rope_frequencies(4, 100.0, scaling={"rope_type": "linear", "factor": 4})
     (array([0.25 , 0.025]), 1.0)
     """
-    dim = _checks.integer("dim", dim, 1)
-    length = None if length is None else _checks.integer("length", length, 1)
-    max_length = None if max_length is None else _checks.integer("max_length", max_length, 1)
+    dim = checks.integer("dim", dim, 1)
+    length = None if length is None else checks.integer("length", length, 1)
+    max_length = None if max_length is None else checks.integer("max_length", max_length, 1)
     given, cautions = standard_parameters(scaling, max_length)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
@@ -130,7 +130,7 @@ def standard_parameters(
             f"scaling must be the dict of one layer type, got a dict for each of {layers}"
         )
     given = {key: value for key, value in scaling.items() if value is not None}
-    kind = _checks.choice(
+    kind = checks.choice(
         "rope_type", given.pop("rope_type", given.get("type", "default")), ROPE_TYPES
     )
     given.pop("type", None)
@@ -196,7 +196,7 @@ def known_keys(kind: str) -> tuple[str, ...]:
 
 def base_of(theta: float | None, rope_theta: float | None) -> float:
     """Return the base: `theta`, `rope_theta`, or 10000 if both are None. They may not differ."""
-    theta = None if theta is None else _checks.positive("theta", theta)
+    theta = None if theta is None else checks.positive("theta", theta)
     if theta is not None and rope_theta is not None and theta != rope_theta:
         raise ValueError(
             f"give the base once, got theta={theta} and rope_theta={rope_theta} in scaling"
@@ -397,28 +397,28 @@ ROPE_TYPES: dict[str, RopeType] = {
 
 def divisors(name: str, value: Any) -> tuple[float, ...]:
     """Return `value` as a tuple of finite floats above 0, one per pair."""
-    if isinstance(value, np.ndarray) and value.ndim == 1 and _checks.is_short(value):
+    if isinstance(value, np.ndarray) and value.ndim == 1 and checks.is_short(value):
         value = value.tolist()
     listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not (listed and _checks.is_short(value)):
+    if not (listed and checks.is_short(value)):
         raise TypeError(f"{name} must be a list of numbers, one per pair, got {value!r}")
-    return tuple(_checks.positive(f"{name}[{i}]", item) for i, item in enumerate(value))
+    return tuple(checks.positive(f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
 # Every key of every type, with the check of its value.
 PARAMETERS: dict[str, Callable[[str, Any], Any]] = {
-    "rope_theta": _checks.positive,
-    "partial_rotary_factor": _checks.zero_to_one,
-    "factor": _checks.positive,
-    ORIGINAL: _checks.positive,
-    "attention_factor": _checks.positive,
-    "beta_fast": _checks.positive,
-    "beta_slow": _checks.positive,
-    "mscale": _checks.finite,
-    "mscale_all_dim": _checks.finite,
-    "truncate": _checks.flag,
+    "rope_theta": checks.positive,
+    "partial_rotary_factor": checks.zero_to_one,
+    "factor": checks.positive,
+    ORIGINAL: checks.positive,
+    "attention_factor": checks.positive,
+    "beta_fast": checks.positive,
+    "beta_slow": checks.positive,
+    "mscale": checks.finite,
+    "mscale_all_dim": checks.finite,
+    "truncate": checks.flag,
     "short_factor": divisors,
     "long_factor": divisors,
-    "low_freq_factor": _checks.positive,
-    "high_freq_factor": _checks.positive,
+    "low_freq_factor": checks.positive,
+    "high_freq_factor": checks.positive,
 }

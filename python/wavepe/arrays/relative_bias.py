@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _checks, _numpy, _threads
+from .. import _numpy
+from ..common import checks
+from . import threads
 
 BEYOND = ("zero", "edge")  # in the order of wpe_beyond, csrc/wavepe.h
 
@@ -151,18 +153,18 @@ def relative_bias(
         raise ValueError(
             f"q and p must have the same head size, got {q.shape[-1]} and {p.shape[-1]}"
         )
-    keys = _checks.integer("keys", keys, 0)
+    keys = checks.integer("keys", keys, 0)
     # Beyond 2^62 no table reaches a key. Up to there, sums cannot overflow.
-    first = max(-(2**62), min(2**62, _checks.integer("first", first)))
-    edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
+    first = max(-(2**62), min(2**62, checks.integer("first", first)))
+    edge = BEYOND.index(checks.choice("beyond", beyond, BEYOND))
     if edge and p.shape[-2] == 0:
         raise ValueError('beyond="edge" needs a table of at least one row, got p with none')
-    batch = _checks.broadcast("leading axes of q and p", q.shape[:-2], p.shape[:-2])
+    batch = checks.broadcast("leading axes of q and p", q.shape[:-2], p.shape[:-2])
     dtype = np.result_type(q.dtype, p.dtype, np.float32)
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"q and p must be float32 or float64, got {q.dtype} and {p.dtype}")
     queries, rows, d = q.shape[-2], p.shape[-2], q.shape[-1]
-    out = _checks.out_array(out, (*batch, queries, keys), dtype)
+    out = checks.out_array(out, (*batch, queries, keys), dtype)
     if out.size == 0:
         return out
     begin, end = reached_rows(rows, first, edge, 1 - queries, keys - 1)
@@ -182,7 +184,7 @@ def relative_bias(
         _numpy.relative_bias(kernels, q[..., i, :], p, result[..., i, :], shifted, edge)
 
     work = out.size * d // 8  # rotating this many elements takes as long
-    _threads.run(part, _threads.cut(queries, work))
+    threads.run(part, threads.cut(queries, work))
     if result is not out:
         out[...] = result
     return out
@@ -217,8 +219,8 @@ def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of real numbers; bfloat16 becomes float32, as float16 will."""
-    array = _checks.real_array(name, value, bfloat16=True)
-    return array.astype(np.float32) if _checks.is_bfloat16(array.dtype) else array
+    array = checks.real_array(name, value, bfloat16=True)
+    return array.astype(np.float32) if checks.is_bfloat16(array.dtype) else array
 
 
 def _ready(x: np.ndarray, batch: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

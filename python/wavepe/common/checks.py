@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ._labels import suggestion
+from .labels import suggestion
 
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import _wavelet_pywt
+from . import wavelet_pywt
 
 Psi = Callable[[np.ndarray], np.ndarray]
 
@@ -215,7 +215,7 @@ def _module_of(function: Psi) -> str:
 
 
 def _check_name(name: str) -> None:
-    from .encodings.spec import is_word, read_value  # not at the top: encodings imports wavelets
+    from ..encodings.spec import is_word, read_value
 
     if not isinstance(name, str):
         raise TypeError(f"a wavelet's name must be a string, got {name!r}")
@@ -224,6 +224,6 @@ def _check_name(name: str) -> None:
             "a wavelet's name must hold no blank and no : , = +, and not read as a number or a "
             f"truth value; got {name!r}"
         )
-    if name in BUILT_IN or _wavelet_pywt.is_family(name):
+    if name in BUILT_IN or wavelet_pywt.is_family(name):
         owner = "wavepe" if name in BUILT_IN else "PyWavelets"
         raise ValueError(f"wavelet name {name!r} is {owner}'s own; choose another")

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import _checks, _numpy, _threads, _wavelet_pywt, _wavelet_registered
-from ._numpy import gaussian, haar, morlet, ricker
+from .. import _numpy
+from .._numpy import gaussian, haar, morlet, ricker
+from ..common import checks
+from . import threads, wavelet_pywt, wavelet_registered
 
-KINDS = _wavelet_registered.BUILT_IN  # in the order of wpe_kind, csrc/wavepe.h
+KINDS = wavelet_registered.BUILT_IN  # in the order of wpe_kind, csrc/wavepe.h
 
 __all__ = ["KINDS", "gaussian", "haar", "morlet", "ricker", "wavelet_grid", "wavelet_table"]
 
@@ -69,11 +71,11 @@ def wavelet_grid(
     >>> shift
     array([0., 1., 0., 1., 0., 1.])
     """
-    dim = _checks.integer("dim", dim, 1)
-    min_scale = _checks.positive("min_scale", min_scale)
-    fixed_scale = _checks.flag("fixed_scale", fixed_scale)
-    if _checks.array_of("scales", scales).ndim == 0:
-        count = _checks.integer("scales", scales, 1)
+    dim = checks.integer("dim", dim, 1)
+    min_scale = checks.positive("min_scale", min_scale)
+    fixed_scale = checks.flag("fixed_scale", fixed_scale)
+    if checks.array_of("scales", scales).ndim == 0:
+        count = checks.integer("scales", scales, 1)
         if dim % count:
             raise ValueError(f"dim {dim} is not divisible by the number of scales {count}")
         with np.errstate(over="ignore"):
@@ -81,7 +83,7 @@ def wavelet_grid(
     else:
         if fixed_scale or min_scale != 1:
             raise ValueError("min_scale and fixed_scale need a number of scales, not a list")
-        values = _checks.real_array("scales", scales).astype(np.float64)
+        values = checks.real_array("scales", scales).astype(np.float64)
         if values.ndim != 1 or values.size == 0:
             raise ValueError(f"scales must be a non-empty list, got shape {values.shape}")
     if not (np.all(values > 0) and np.all(np.isfinite(values))):
@@ -102,16 +104,16 @@ def check_kind(label: str, value: Any) -> str:
     ImportError
         If the wavelet needs PyWavelets, which is not installed.
     """
-    if isinstance(value, str) and value not in KINDS and _wavelet_pywt.is_family(value):
-        return _wavelet_pywt.check_family(label, value)
-    known = (*KINDS, *_wavelet_registered.names())
+    if isinstance(value, str) and value not in KINDS and wavelet_pywt.is_family(value):
+        return wavelet_pywt.check_family(label, value)
+    known = (*KINDS, *wavelet_registered.names())
     if isinstance(value, str) and value not in known:
         raise ValueError(
             f"unknown {label} {value!r}; known: {', '.join(known)}, what wavepe.register_wavelet "
             f"adds (import the module that calls it), and the discrete wavelets of PyWavelets, "
-            f"such as {_wavelet_pywt.EXAMPLES}"
+            f"such as {wavelet_pywt.EXAMPLES}"
         )
-    return _checks.choice(label, value, known)
+    return checks.choice(label, value, known)
 
 
 def wavelet_table(
@@ -186,19 +188,19 @@ def wavelet_table(
            [-0.406,  0.   ,  0.   ,  0.662]], dtype=float32)
     """
     kind = check_kind("kind", kind)
-    if _checks.array_of("offsets", offsets).ndim == 0:
-        offsets = np.arange(_checks.integer("offsets", offsets, 0))
-    offsets = _checks.position_array("offsets", offsets)
+    if checks.array_of("offsets", offsets).ndim == 0:
+        offsets = np.arange(checks.integer("offsets", offsets, 0))
+    offsets = checks.position_array("offsets", offsets)
     if offsets.ndim != 1:
         raise ValueError(f"offsets must be an integer or (w,), got shape {offsets.shape}")
-    scale, shift = _checks.real_array("scale", scale), _checks.real_array("shift", shift)
+    scale, shift = checks.real_array("scale", scale), checks.real_array("shift", shift)
     if scale.ndim != 1 or scale.shape != shift.shape:
         raise ValueError(
             f"scale and shift must both be (dim,), got shapes {scale.shape} and {shift.shape}"
         )
-    dtype = _checks.float_dtype(dtype)
-    mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
-    out = _checks.out_array(out, (offsets.size, scale.size), dtype)
+    dtype = checks.float_dtype(dtype)
+    mirrored = kind == "haar" if mirrored is None else checks.flag("mirrored", mirrored)
+    out = checks.out_array(out, (offsets.size, scale.size), dtype)
     if not out.size:
         return out
     sign = -1 if mirrored else 1
@@ -215,7 +217,7 @@ def wavelet_table(
         code, loop = KINDS.index(kind), (None,) * 5 + (dtype,)
         _numpy.wavelet_table(arrays[0][i], scale, shift, code, sign, out=out[i], signature=loop)
 
-    _threads.run(part, _threads.cut(offsets.size, work))
+    threads.run(part, threads.cut(offsets.size, work))
     return out
 
 
@@ -224,7 +226,7 @@ def sampled_table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray
 
     `t` is (w,), `scale` and `shift` are (dim,), all float64.
     """
-    wavelet = _wavelet_registered.registered(kind)
+    wavelet = wavelet_registered.registered(kind)
     if wavelet is None:
-        return _wavelet_pywt.table(kind, t, scale, shift)
-    return _wavelet_registered.table(wavelet, t, scale, shift)
+        return wavelet_pywt.table(kind, t, scale, shift)
+    return wavelet_registered.table(wavelet, t, scale, shift)

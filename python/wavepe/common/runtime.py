@@ -6,7 +6,8 @@ import os
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
-from . import _checks, _numpy
+from .. import _numpy
+from . import checks
 
 _pip = "pip install"
 try:
@@ -104,7 +105,7 @@ def use_variant(name: str) -> None:
                 f"variant {name!r} cannot run here: this CPU does not have it, or this build does "
                 f"not contain it; use one of {', '.join(variants())}"
             )
-    _checks.choice("variant", name, variants())
+    checks.choice("variant", name, variants())
 
 
 def build_info() -> dict:

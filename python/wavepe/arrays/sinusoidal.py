@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _checks, _numpy
-from ._rope_frequencies import DEFAULT_THETA, rope_frequencies
+from .. import _numpy
+from ..common import checks
+from .rope_frequencies import DEFAULT_THETA, rope_frequencies
 
 
 def sinusoidal(
@@ -56,14 +57,14 @@ def sinusoidal(
     array([[0.    , 1.    , 0.    , 1.    ],
            [0.8415, 0.5403, 0.01  , 1.    ]])
     """
-    positions = _checks.real_array("positions", positions)
-    dim = _checks.integer("dim", dim, 0)
+    positions = checks.real_array("positions", positions)
+    dim = checks.integer("dim", dim, 0)
     if dim % 2:
         raise ValueError(f"dim must be even, got {dim}")
-    theta = _checks.positive("theta", theta)
-    if not np.all(np.isfinite(_checks.distinct(positions))):
+    theta = checks.positive("theta", theta)
+    if not np.all(np.isfinite(checks.distinct(positions))):
         raise ValueError("positions must be finite")
-    out = _checks.out_array(out, (*positions.shape, dim), np.float64)
+    out = checks.out_array(out, (*positions.shape, dim), np.float64)
     if not out.size:
         return out
     inv_freq, _ = rope_frequencies(dim, theta)

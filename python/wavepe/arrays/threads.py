@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from . import _checks
+from ..common import checks
 
 # Least elements of a piece. Starting a thread takes as long as rotating half as many.
 LEAST_ELEMENTS = 1 << 18
@@ -43,7 +43,7 @@ def set_num_threads(n: int) -> None:
     >>> wavepe.set_num_threads(1)
     """
     global _count
-    _count = _checks.integer("n", n, 1)
+    _count = checks.integer("n", n, 1)
 
 
 def cut(size: int, elements: int) -> list[slice]:

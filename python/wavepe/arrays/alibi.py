@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import _checks
+from ..common import checks
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
     >>> wavepe.alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
-    heads = _checks.integer("heads", heads, 1)
+    heads = checks.integer("heads", heads, 1)
     lower = 1 << (heads.bit_length() - 1)
     slopes = np.exp2(-8.0 / lower * np.arange(1, lower + 1))
     between = np.exp2(-4.0 / lower * np.arange(1, 2 * lower, 2))

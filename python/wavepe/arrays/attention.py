@@ -8,8 +8,10 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _checks, _numpy, _threads
-from ._relative_bias import BEYOND, Bias, Table, ranged, reached_rows
+from .. import _numpy
+from ..common import checks
+from . import threads
+from .relative_bias import BEYOND, Bias, Table, ranged, reached_rows
 
 _FARTHEST = 2**60  # beyond the distance of any key; sums with it do not overflow
 _Arrays = dict[str, np.ndarray]
@@ -137,11 +139,11 @@ def attention(
             arrays[name] = _real(name, of_heads).astype(np.float64)
     if bias is not None:
         arrays["bias"] = _bias(bias, arrays["q"].dtype)
-    edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
-    bias_edge = BEYOND.index(_checks.choice("bias_beyond", bias_beyond, BEYOND))
-    causal = _checks.flag("causal", causal)
+    edge = BEYOND.index(checks.choice("beyond", beyond, BEYOND))
+    bias_edge = BEYOND.index(checks.choice("bias_beyond", bias_beyond, BEYOND))
+    causal = checks.flag("causal", causal)
     reach = _FARTHEST if window is None else min(_window(window), _FARTHEST)
-    first, bias_first = _checks.integer("first", first), _checks.integer("bias_first", bias_first)
+    first, bias_first = checks.integer("first", first), checks.integer("bias_first", bias_first)
     if p is not None:
         rows, first = _reachable(arrays, "p", -2, first, edge, causal, reach)
         arrays["p"] = arrays["p"][..., rows, :]
@@ -149,19 +151,19 @@ def attention(
         numbers, bias_first = _reachable(arrays, "bias", -1, bias_first, bias_edge, causal, reach)
         arrays["bias"] = arrays["bias"][..., numbers]
     d = arrays["q"].shape[-1]
-    scale = 1 / math.sqrt(max(d, 1)) if scale is None else _checks.finite("scale", scale)
-    return_lse = _checks.flag("return_lse", return_lse)
+    scale = 1 / math.sqrt(max(d, 1)) if scale is None else checks.finite("scale", scale)
+    return_lse = checks.flag("return_lse", return_lse)
     out, lse = _run(arrays, (scale, first, edge, bias_first, bias_edge, causal, reach))
     return (out, lse) if return_lse else out
 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of real numbers, bfloat16 included."""
-    array = _checks.array_of(name, value)
+    array = checks.array_of(name, value)
     # Compare the class by name, because importing it needs torch.
     if array.dtype == object and type(value).__name__ == "RelativeTable":
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    return _checks.real_array(name, array, bfloat16=True)
+    return checks.real_array(name, array, bfloat16=True)
 
 
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
@@ -184,7 +186,7 @@ def _promoted(arrays: _Arrays) -> _Arrays:
         raise TypeError(f"the arrays need a common dtype, got {_listed(arrays)}") from None
     if dtype.kind in "iu":
         dtype = np.result_type(dtype, np.float32)
-    if not (_checks.is_bfloat16(dtype) or dtype in (np.float16, np.float32, np.float64)):
+    if not (checks.is_bfloat16(dtype) or dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(
             "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
             f"{dtype} for {_listed(arrays)}"
@@ -226,7 +228,7 @@ def _check_sizes(arrays: _Arrays) -> None:
 
 
 def _window(window: int) -> int:
-    number = _checks.integer("window", window)
+    number = checks.integer("window", window)
     if number < 0:
         raise ValueError(f"window must not be negative, got {number}")
     return number
@@ -256,12 +258,12 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
 
     def common(*names: str) -> tuple[int, ...]:
         present = [name for name in names if name in axes]
-        return _checks.broadcast(
+        return checks.broadcast(
             f"leading axes of {', '.join(present)}", *(axes[name] for name in present)
         )
 
     query_axes, key_axes = common("q", "p", "q_rel", "slopes", "bias", "sinks"), common("k", "v")
-    batch = _checks.broadcast("axes before the heads of q and k", query_axes[:-1], key_axes[:-1])
+    batch = checks.broadcast("axes before the heads of q and k", query_axes[:-1], key_axes[:-1])
     heads, key_heads = (axes[-1] if axes else 1 for axes in (query_axes, key_axes))
     if heads == 1:
         heads = key_heads
@@ -310,14 +312,14 @@ def _run(
     blocks = -(-queries // _numpy.ATTENTION_QUERY_BLOCK)
     work = lse.size * keys * (d + dv) // 8  # rotating this many elements takes as long
     call = functools.partial(_numpy.attention, _numpy.kernels(), *operands, *options)
-    _threads.run(
+    threads.run(
         lambda units: call(units.start, units.stop),
-        _threads.cut(lse.size // queries * blocks, work),
+        threads.cut(lse.size // queries * blocks, work),
     )
     return out, lse
 
 
 def _bits(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return x broadcast to `shape`; bfloat16, which NumPy lacks, as integers of the same bits."""
-    x = x.view(np.uint16) if _checks.is_bfloat16(x.dtype) else x
+    x = x.view(np.uint16) if checks.is_bfloat16(x.dtype) else x
     return x if x.shape == shape else np.broadcast_to(x, shape)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import _checks, _numpy, _threads
-from ._rope_frequencies import rope_frequencies, rotated_part
+from .. import _numpy
+from ..common import checks
+from . import threads
+from .rope_frequencies import rope_frequencies, rotated_part
 
 
 def rope(
@@ -69,15 +71,15 @@ def rope(
     array([[ 1.   ,  1.   ,  1.   ,  1.   ],
            [-0.301,  0.99 ,  1.382,  1.01 ]], dtype=float32)
     """
-    x = _checks.native(_checks.array_of("x", x))
-    bfloat16 = _checks.is_bfloat16(x.dtype)
+    x = checks.native(checks.array_of("x", x))
+    bfloat16 = checks.is_bfloat16(x.dtype)
     if not (bfloat16 or x.dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(
             f"x must be float16, float32, float64 or ml_dtypes.bfloat16, got dtype {x.dtype}"
         )
     real = np.float64 if x.dtype == np.float64 else np.float32
-    cos = _checks.float_array("cos", cos).astype(real, copy=False)
-    sin = _checks.float_array("sin", sin).astype(real, copy=False)
+    cos = checks.float_array("cos", cos).astype(real, copy=False)
+    sin = checks.float_array("sin", sin).astype(real, copy=False)
     if min(x.ndim, cos.ndim, sin.ndim) < 1:
         raise ValueError(
             f"x (..., d), cos and sin (..., h) need a last axis, got shapes "
@@ -101,8 +103,8 @@ def rope(
                 f"{name}'s leading axes must broadcast to those of x, got {name} {table.shape} and "
                 f"x {x.shape}"
             )
-    flags = _checks.flag("interleaved", interleaved), _checks.flag("inverse", inverse)
-    out = np.empty_like(x) if out is None else _checks.out_array(out, x.shape, x.dtype)
+    flags = checks.flag("interleaved", interleaved), checks.flag("inverse", inverse)
+    out = np.empty_like(x) if out is None else checks.out_array(out, x.shape, x.dtype)
     if not out.size:
         return out
     if bfloat16:  # a ufunc takes no dtype of another package: pass the bits as integers
@@ -164,11 +166,11 @@ def apply_rope(
     array([[ 1.   ,  1.   ,  1.   ,  1.   ],
            [-0.301,  0.895,  1.382,  1.095]], dtype=float32)
     """
-    x = _checks.array_of("x", x)
+    x = checks.array_of("x", x)
     if x.ndim < 1 or x.shape[-1] < 2 or x.shape[-1] % 2:
         raise ValueError(f"x needs shape (..., L, d) with an even d, got {x.shape}")
     inv_freq, _ = rope_frequencies(x.shape[-1], theta)
-    inv_freq = rotated_part(inv_freq, _checks.zero_to_one("fraction", fraction))
+    inv_freq = rotated_part(inv_freq, checks.zero_to_one("fraction", fraction))
     dtype = np.float64 if x.dtype == np.float64 else np.float32
     cos, sin = rope_table(positions, inv_freq, dtype=dtype)
     return rope(x, cos, sin, interleaved=interleaved)
@@ -184,7 +186,7 @@ def _rotate(
 ) -> None:
     """Rotate x into `out`, with x's longest leading axis cut into a piece for each thread."""
     axis = max(range(x.ndim - 1), key=x.shape.__getitem__, default=0)
-    pieces = _threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
+    pieces = threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
     overlap = any(np.may_share_memory(a, out) for a in (cos, sin)) or (
         np.may_share_memory(x, out) and not _same_memory(x, out)
     )
@@ -193,7 +195,7 @@ def _rotate(
         return
     tables = (np.broadcast_to(t, (*x.shape[:-1], t.shape[-1])) for t in (cos, sin))
     x, cos, sin, out = (np.moveaxis(a, axis, 0) for a in (x, *tables, out))
-    _threads.run(lambda i: kernel(x[i], cos[i], sin[i], *flags, out=out[i]), pieces)
+    threads.run(lambda i: kernel(x[i], cos[i], sin[i], *flags, out=out[i]), pieces)
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
@@ -254,15 +256,15 @@ def rope_table(
     array([[1.    , 1.    ],
            [0.5403, 1.    ]], dtype=float32)
     """
-    positions = _checks.position_array("positions", positions)
-    inv_freq = _checks.real_array("inv_freq", inv_freq)
+    positions = checks.position_array("positions", positions)
+    inv_freq = checks.real_array("inv_freq", inv_freq)
     if inv_freq.ndim != 1:
         raise ValueError(f"inv_freq must be 1-D (pairs,), got shape {inv_freq.shape}")
-    if not np.all(np.isfinite(_checks.distinct(inv_freq))):
+    if not np.all(np.isfinite(checks.distinct(inv_freq))):
         raise ValueError("inv_freq must be finite")
-    factor = _checks.finite("attention_factor", attention_factor)
-    precision = _checks.choice("precision", precision, ("exact", "hf"))
-    dtype = _checks.float_dtype(dtype)
+    factor = checks.finite("attention_factor", attention_factor)
+    precision = checks.choice("precision", precision, ("exact", "hf"))
+    dtype = checks.float_dtype(dtype)
     per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
     shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
     real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
@@ -280,7 +282,7 @@ def rope_table(
         _numpy.rope_table(*(a[i] for a in angles), factor, out=(cos[i], sin[i]), signature=loop)
 
     # Cut along the first axis. An angle takes as long as rotating four elements.
-    _threads.run(part, _threads.cut(cos.shape[0], 4 * cos.size))
+    threads.run(part, threads.cut(cos.shape[0], 4 * cos.size))
     return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
 
 
@@ -291,9 +293,9 @@ def _positions_per_pair(
     if sections is None:
         return positions[..., None]
     listed = np.iterable(sections) and not isinstance(sections, (str, bytes))
-    if not (listed and _checks.is_short(sections)):
+    if not (listed and checks.is_short(sections)):
         raise TypeError(f"sections must be a list of pairs per axis, got {sections!r}")
-    sections = [_checks.integer("sections", s, 0) for s in sections]
+    sections = [checks.integer("sections", s, 0) for s in sections]
     if sum(sections) != pairs:
         raise ValueError(f"sections {sections} sum to {sum(sections)}, inv_freq has {pairs} pairs")
     if positions.ndim < 1 or positions.shape[-1] != len(sections):

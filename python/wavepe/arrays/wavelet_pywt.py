@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ._runtime import command_for
+from ..common.runtime import command_for
 
 EXAMPLES = "db4, sym8, coif2, dmey, bior2.2 and rbio2.2"
 

@@ -1,0 +1,1 @@
+"""What every room uses: checks of arguments, files, labels, and the build that is installed."""
