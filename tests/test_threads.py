@@ -112,7 +112,7 @@ import os, sys, threading, time
 import numpy as np, wavepe
 from wavepe.arrays import threads
 
-_threads.LEAST_ELEMENTS = 16
+threads.LEAST_ELEMENTS = 16
 """
 FORKED = """
 wavepe.set_num_threads(4)
