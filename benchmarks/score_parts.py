@@ -31,7 +31,7 @@ from wavepe import ops
 from wavepe.analysis.plots._figure import COLOURS, GRID, WIDTH, new_figure, save
 from wavepe.common.labels import fold
 from wavepe.experiments.data import load_text
-from wavepe.ops._tables import rows_at
+from wavepe.ops._scores import rows_at
 
 from .command import PICTURES, add_root, new_parser
 from .command import table as markdown

@@ -23,9 +23,9 @@ from hf_families import FAMILIES, build
 from traffic import DEVICE, Traffic, tensors
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.ops import _device_constant, _relative_table
-from wavepe.ops import _tables as tables
 from wavepe.ops._attention_composed import composed
 from wavepe.ops._device_constant import DeviceConstant
+from wavepe.positions import tables
 
 LENGTH = 9
 ABSOLUTE = [spec for spec in ENCODINGS if wavepe.encoding(spec).adds]

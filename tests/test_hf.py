@@ -40,7 +40,7 @@ from wavepe.encodings import Encoding
 from wavepe.hf.absolute import AddAbsolute
 from wavepe.hf.families import CACHE_NAMES, argument_names
 from wavepe.hf.rope_config import TRANSFORMERS_5
-from wavepe.ops import _tables as tables
+from wavepe.positions import tables
 
 WAVELET = "wavelet:scales=4"
 IN_CALLS = (*IN_CALL, *COMBINED_IN_CALL)

@@ -69,7 +69,7 @@ def test_a_whole_model(spec, tmp_path):
 @pytest.mark.parametrize("spec", each(["wavelet:scales=4", "sinusoidal"], "sinusoidal"))
 def test_without_a_bound(spec, tmp_path, monkeypatch):
     """A table has the rows that the warning says, and more tokens are no silent error."""
-    monkeypatch.setattr("wavepe.ops._tables.OPEN_LENGTH", 64)
+    monkeypatch.setattr("wavepe.positions.tables.OPEN_LENGTH", 64)
     model = Logits(model_of(spec)).eval()
     with pytest.warns(UserWarning, match=rf"of '{spec}' has rows for 64 tokens.*Dim\('length'"):
         session = session_of(model, tmp_path / "model.onnx")

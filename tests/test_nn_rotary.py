@@ -14,8 +14,7 @@ torch, ops = load_torch()
 
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary
-from wavepe.ops import _tables as tables
-from wavepe.positions import rotation
+from wavepe.positions import rotation, tables
 
 ORIGINAL = {"original_max_position_embeddings": 16}
 LONG = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0, **ORIGINAL}

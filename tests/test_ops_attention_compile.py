@@ -23,9 +23,9 @@ from attention_cases import (
 )
 from cases import compiled_once, generator, recording_backend
 from torch.autograd import forward_ad
-from wavepe.ops import _tables
-from wavepe.ops._attention_in_graph import attention_of_encoding
 from wavepe.ops._common import has_autocast
+from wavepe.positions import tables
+from wavepe.positions.graph import attention_of_encoding
 
 func = torch.func
 # torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
@@ -341,7 +341,7 @@ def test_a_table_given_by_name_has_the_size_of_q_rel():
     encoding = wavepe.encoding("wavelet:scales=4")
     arguments = draw(generator("named"), Shape(1, 2, 1, 5, 9, 32, 4), {}, F32)
     arguments["q_rel"] = torch.randn(1, 2, 5, 16)
-    name = _tables.name_of(encoding)
+    name = tables.name_of(encoding)
     found = attention_of_encoding(**arguments, name=name, one_sided=True)
     want = attention(**arguments, p=encoding.table(9, 16))
     assert_close(found, want)

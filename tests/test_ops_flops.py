@@ -77,14 +77,14 @@ def test_rotations():
 
 def test_the_operator_of_compiled_modules():
     """It has no table among its arguments, and counts it all the same."""
-    from wavepe.ops import _attention_in_graph, _tables
+    from wavepe.positions import graph, tables
 
-    name = _tables.name_of(wavepe.encoding("wavelet:scales=4"))
+    name = tables.name_of(wavepe.encoding("wavelet:scales=4"))
     module = Attention("wavelet:scales=4", D, H, causal=False)
     q, k, v = made(B, H, M, D), made(B, H, M, D), made(B, H, M, D)
     scores, relative = product(B, H, M, M, D), product(B, H, M, 2 * M - 1, D)
     for call in (
         lambda: module(q, k, v),
-        lambda: _attention_in_graph.attention_of_encoding(q, k, v, name, False, causal=False),
+        lambda: graph.attention_of_encoding(q, k, v, name, False, causal=False),
     ):
         assert counted(call) == (2 * scores + relative, 5 * scores + 2 * relative)

@@ -9,7 +9,7 @@ from fairseq.modules import MultiheadAttention  # isort: skip
 from torch import Tensor  # isort: skip
 
 from ..positions import PositionEncoding  # isort: skip
-from ..positions.absolute import token_positions  # isort: skip
+from ..positions.tokens import token_positions  # isort: skip
 from .positions import DecoderPositions  # isort: skip
 
 # Shape of the empty tensor that replaces the causal mask of queries x keys.

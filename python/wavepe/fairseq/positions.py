@@ -12,7 +12,9 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..encodings.base import combine
 from ..positions import Learned, PositionEncoding, named_as_in
-from ..positions.absolute import AbsoluteVectors, token_positions
+
+from ..positions.absolute import AbsoluteVectors  # isort: skip
+from ..positions.tokens import token_positions
 
 
 class DecoderPositions(nn.Module):

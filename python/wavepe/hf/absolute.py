@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
-from ..positions.absolute import AbsoluteVectors, token_positions
+from ..positions.absolute import AbsoluteVectors
+from ..positions.tokens import token_positions
 from . import families
 from .call import Call
 from .masks import is_packed

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from ..ops._common import wide
 from ..ops._compiler import wants_standard
-from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._relative_table import RelativeTable
-from ..ops._tables import rows_at
+from ..ops._scores import rows_at
 from ..ops._torch_private import assert_async
-from ..positions.absolute import token_positions
+from ..positions.tokens import largest_so_far, token_positions, value_before
 from . import masks
 from .call import Call
 
@@ -278,8 +277,8 @@ def _counted(
     latest = largest_so_far(torch.where(real, place, -1))  # the last real token, or -1
     first = before.expand(shift.shape[0], count)
     of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
-    latest = of_token_before(latest, -1)
-    previous = of_token_before(of_latest, first)
+    latest = value_before(latest, -1)
+    previous = value_before(of_latest, first)
     good = (shift == previous) | (previous == UNKNOWN) | ~real
     if not mask.own:  # else no sequences are packed
         falls = positions <= positions.gather(1, latest.clamp(min=0))

@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..ops._compiler import before_marked
-from ..ops._tables import refuse_trace
 from ..positions import Learned, Scores, named_as_in
+from ..positions.tables import refuse_trace
 from . import families, rope_config
 from .absolute import AddAbsolute, add_absolute_positions
 from .attention import LayerState, after_attention, before_attention, before_layer

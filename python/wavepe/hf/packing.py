@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._exportable import largest_so_far, of_token_before
+from ..positions.tokens import largest_so_far, value_before
 from . import masks
 from .cache_guard import PACKED
 from .call import Call
@@ -103,7 +103,7 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
     """
     index = torch.arange(real.shape[1], device=real.device).expand_as(real)
     last = largest_so_far(torch.where(real, index, -1))
-    before = of_token_before(last, -1)
+    before = value_before(last, -1)
     step = positions - positions.gather(-1, before.clamp(min=0))
     return real & (before >= 0) & (step <= 0)
 

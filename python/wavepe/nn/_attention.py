@@ -12,7 +12,7 @@ from ..common import checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import PositionEncoding
-from ..positions.absolute import token_positions
+from ..positions.tokens import token_positions
 from ._cache import CachedTokens, KVCache
 from ._sequences import check_order, check_shape, checked_rows, joined_key_mask, joined_positions
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..ops._common import INTEGERS, check_tensors
-from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._torch_private import assert_async
+from ..positions.tokens import largest_so_far, value_before
 from ._cache import CachedTokens
 
 # Messages are made on failure only, because a compiler would fix the sizes in them.
@@ -82,7 +82,7 @@ def check_order(
         return
     here = torch.arange(n, device=positions.device)[None]
     seen = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
-    before = of_token_before(seen, -1)  # the index of the last visible token before, or -1
+    before = value_before(seen, -1)  # the index of the last visible token before, or -1
     step = positions - _taken(positions, before)
     good = step == here - before if contiguous else step > 0
     good = good | (before < 0)

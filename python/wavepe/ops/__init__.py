@@ -30,7 +30,6 @@ except ImportError as error:
         "build wavepe again: " + BUILD_AGAIN
     ) from error
 
-from . import _absolute as _absolute  # registers operators of compiled and exported programs
 from . import _flops
 from ._attention import attention
 from ._compiler import standard_operators

@@ -10,7 +10,6 @@ added afterwards to the results that may see them.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from ._common import full_precision, report_out_of_memory, wide
 from ._relative_table import RelativeTable
+from ._scores import bias_values, clamped, default_scale, distances, take_rows, visible_keys
 
-_LIMIT = 1 << 61  # beyond any key; sums of a few of these numbers do not overflow
 _LOW = 0xFFFFFFFF
 
 
@@ -83,24 +82,24 @@ def composed(
         The weights after dropout. With a sink they sum to less than 1.
     """
     dtype, wide_dtype = q.dtype, wide(q)
-    delta = _delta(q, k, offset) if delta is None else delta
+    delta = distances(q, k, offset) if delta is None else delta
     added = None
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None
-    visible = _visible(delta, causal, window, key_mask, segments, mask)
+    visible = visible_keys(delta, causal, window, key_mask, segments, mask)
     q, k, v = q.to(wide_dtype), k.to(wide_dtype), v.to(wide_dtype)
 
     scores, poison = _product(q, k), _product_poison(q, k)
     if p is not None:
         r, p = q if q_rel is None else q_rel.to(wide_dtype), p.to(wide_dtype)
-        row = delta - _clamped(first)
+        row = delta - clamped(first)
         scores = scores + _relative(r, p, row, beyond)
         poison = poison + _relative_poison(r, p, row, beyond)
-    scores = scores * (_default_scale(q) if scale is None else scale)
+    scores = scores * (default_scale(q) if scale is None else scale)
     if slopes is not None:
         scores = scores - slopes.to(wide_dtype)[:, None, None] * delta.abs().to(wide_dtype)
     if bias is not None:
-        scores = scores + _bias_of(bias, delta, bias_first, bias_beyond)
+        scores = scores + bias_values(bias, delta, bias_first, bias_beyond)
     if softcap is not None:
         if visible is not None:  # the derivative of tanh at a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)
@@ -146,51 +145,6 @@ def attention_with_weights(
     return out, weights
 
 
-def _default_scale(q: Tensor) -> float:
-    d = q.shape[-1]
-    return 1.0 / math.sqrt(d) if d else 1.0
-
-
-def _clamped(number: int) -> int:
-    return max(-_LIMIT, min(_LIMIT, number))
-
-
-# ---- who sees whom ------------------------------------------------------------------------------
-
-
-def _delta(q: Tensor, k: Tensor, offset: Tensor | int | None) -> Tensor:
-    """Return delta for each query and key, (B|1, 1, m, n) int64."""
-    m, n, device = q.shape[-2], k.shape[-2], q.device
-    place = torch.arange(m, device=device)[:, None] - torch.arange(n, device=device)
-    if isinstance(offset, Tensor):  # int64, because unsigned integers have few operations
-        return place + offset.to(torch.int64).clamp(-_LIMIT, _LIMIT).reshape(-1, 1, 1, 1)
-    return (place + (n - m if offset is None else _clamped(offset)))[None, None]
-
-
-def _visible(
-    delta: Tensor,
-    causal: bool,
-    window: int | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor | None:
-    """Return which keys each query sees, (B|1, H|1, m, n) bool; None if all see all."""
-    conditions = []
-    if causal:
-        conditions.append(delta >= 0)
-    if window is not None:
-        conditions.append(delta < window)
-    if key_mask is not None:
-        conditions.append(key_mask[:, None, None, :])
-    if segments is not None:
-        number = segments.to(torch.int64)
-        conditions.append((number[:, :, None] == number[:, None, :])[:, None])
-    if mask is not None:
-        conditions.append(mask)
-    return functools.reduce(torch.logical_and, conditions) if conditions else None
-
-
 # ---- scores -------------------------------------------------------------------------------------
 
 
@@ -210,24 +164,7 @@ def _product(q: Tensor, k: Tensor) -> Tensor:
 def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
     """Return r[i] . p[row[i, j]] (B, H, m, n) of the finite values."""
     products = _finite(r) @ _finite(p).mT
-    return _along(products, row, beyond)
-
-
-def _bias_of(bias: Tensor, delta: Tensor, first: int, beyond: str) -> Tensor:
-    """Return bias[delta - first] (B|1, H|1, m, n)."""
-    per_head = bias if bias.dim() == 2 else bias[None]
-    per_query = per_head[None, :, None].expand(delta.shape[0], -1, delta.shape[-2], -1)
-    return _along(per_query, delta - _clamped(first), beyond)
-
-
-def _along(products: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """Return products[i, row[i, j]]."""
-    w = products.shape[-1]
-    if w == 0:
-        return products.sum(-1, keepdim=True)  # zeros, with gradients of the right shapes
-    index = row.clamp(0, w - 1).expand(*products.shape[:-1], row.shape[-1])
-    taken = products.gather(-1, index)
-    return taken if beyond == "edge" else torch.where((row >= 0) & (row < w), taken, 0.0)
+    return take_rows(products, row, beyond)
 
 
 # ---- NaN and Inf --------------------------------------------------------------------------------
@@ -251,7 +188,7 @@ def _product_poison(q: Tensor, k: Tensor) -> Tensor:
 def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
     """Return (B, H, m, n): NaN where `_relative` left out a NaN or an Inf, else 0."""
     table = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
-    return _poison(r)[..., None] + _along(table, row, beyond)
+    return _poison(r)[..., None] + take_rows(table, row, beyond)
 
 
 # ---- softmax and the weighted sum ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Attention as one operator that serves all calls of a compiled function.
 
 - Python computes the constant table of a length and its low-rank zones. A compiler must not trace
-  that, because the shapes depend on the table's values. So the operator takes the encoding's name.
+  that, because the shapes depend on the table's values. So the operator takes a name of the table.
   The zones save up to a third of the time at 4096 tokens.
 - A compiler takes the floats of an operator for constants, and compiles again if one changes. So
   the operator takes a tensor `numbers`: scale and softcap, if they are not None, and dropout_p.
@@ -10,16 +10,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._attention_checks import Arguments
-from ._attention_composed import _default_scale
 from ._common import save_call, saved_call
-from ._tables import constant_table, encoding_named
+from ._relative_table import RelativeTable
+from ._scores import default_scale
 
 _FORWARD = torch.ops.wavepe.attention_forward.default
 _BACKWARD = torch.ops.wavepe.attention_backward.default
@@ -31,30 +31,14 @@ _SINKS = Arguments._fields.index("sinks")
 _DIFFERENTIABLE = [
     Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias", "sinks")
 ]
+_find_table: Callable[[str, int, int, bool], RelativeTable] | None = None
 _SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _OWN
 
 
-def attention_of_encoding(
-    q: Tensor, k: Tensor, v: Tensor, name: str, one_sided: bool, **options: Any
-) -> Tensor:
-    """Return `wavepe.ops.attention` with the constant table of the encoding called `name`.
-
-    A table that is `one_sided` has rows for the distances 0..keys-1 only. The options are those of
-    `wavepe.ops.attention` without p.
-    """
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:
-        q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
-        if options.get("q_rel") is not None:
-            options["q_rel"] = options["q_rel"].to(q.dtype)
-    offset = options.get("offset")
-    if not isinstance(offset, Tensor):
-        offset = k.shape[2] - q.shape[2] if offset is None else offset
-        options["offset"] = torch.full((), offset, dtype=torch.int64, device=q.device)
-    if options.get("dropout_p", 0.0) > 0:
-        options["seed"] = torch.randint(2**62, (), device=q.device)
-    out, _ = attention_in_graph(Arguments(q, k, v, **options), name, one_sided)
-    return out
+def set_table_source(find: Callable[[str, int, int, bool], RelativeTable]) -> None:
+    """Let the operator call `find(name, keys, columns, one_sided)` for a table that has a name."""
+    global _find_table
+    _find_table = find
 
 
 def attention_in_graph(
@@ -63,7 +47,7 @@ def attention_in_graph(
     """Return out and lse of the arguments of `_FORWARD`."""
     usual = call.softcap is None and call.dropout_p == 0
     # Most models give the default, and its comparison costs one guard.
-    usual = usual and (call.scale is None or call.scale == _default_scale(call.q))
+    usual = usual and (call.scale is None or call.scale == default_scale(call.q))
     numbers = None
     # On a GPU a tensor on the CPU would keep the graph out of a CUDA graph.
     if not (usual or torch.compiler.is_exporting()) and call.q.device.type == "cpu":
@@ -83,7 +67,11 @@ def _arguments(inputs: tuple[Any, ...]) -> Arguments:
     call, (name, one_sided, numbers) = Arguments(*inputs[:_COUNT]), inputs[_COUNT:]
     if name:
         size = (call.q if call.q_rel is None else call.q_rel).shape[-1]
-        table = constant_table(call.k.shape[2], encoding_named(name), size, one_sided)
+        if _find_table is None:
+            raise RuntimeError(
+                f"wavepe: the program reads the table of {name!r}: import wavepe.positions"
+            )
+        table = _find_table(name, call.k.shape[2], size, one_sided)
         p, first, zones = table.tensors(call.q.dtype, call.q.device)
         call = call._replace(p=p, first=first, beyond=table.beyond, zones=zones or None)
     if numbers is not None:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._attention_checks import Arguments
-from ._attention_composed import _along, _bias_of, _clamped, _default_scale, _delta, _visible
 from ._common import report_out_of_memory, wide
+from ._scores import bias_values, clamped, default_scale, distances, take_rows, visible_keys
 
 
 def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:
@@ -33,20 +33,20 @@ def masked(call: Arguments) -> Tensor:
     out : Tensor (B, H, m, dv) of q's dtype; 0 for a query that sees no key
     """
     q, k, v, p, bias, sinks = call.q, call.k, call.v, call.p, call.bias, call.sinks
-    scale = _default_scale(q) if call.scale is None else call.scale
-    delta, dtype = _delta(q, k, call.offset), wide(q)
+    scale = default_scale(q) if call.scale is None else call.scale
+    delta, dtype = distances(q, k, call.offset), wide(q)
     term: Any = None
     if p is not None:
         r = q if call.q_rel is None else call.q_rel
         products = (r * scale).to(dtype) @ p.to(dtype).mT
-        term = _along(products, delta - _clamped(call.first), call.beyond)
+        term = take_rows(products, delta - clamped(call.first), call.beyond)
     if call.slopes is not None:
         slope = call.slopes.to(dtype)[:, None, None] * delta.abs()
         term = -slope if term is None else term - slope
     if bias is not None:
-        added = _bias_of(bias, delta, call.bias_first, call.bias_beyond)
+        added = bias_values(bias, delta, call.bias_first, call.bias_beyond)
         term = added if term is None else term + added
-    visible = _visible(delta, call.causal, call.window, call.key_mask, call.segments, call.mask)
+    visible = visible_keys(delta, call.causal, call.window, call.key_mask, call.segments, call.mask)
     blind = None
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..arrays.relative_bias import BEYOND, Table
-from ._attention_composed import _along, _clamped
 from ._common import (
     autocast_enabled,
     axis_first,
@@ -25,6 +24,7 @@ from ._common import (
     with_range,
 )
 from ._compiler import is_compiling, traced
+from ._scores import clamped, take_rows
 from ._torch_private import below_autograd, direct, transformed
 
 _ops = torch.ops.wavepe
@@ -227,7 +227,7 @@ def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tenso
     """Return `relative_bias` in operators of torch."""
     m = q.shape[-2]
     delta = torch.arange(m)[:, None] + (keys - m) - torch.arange(keys)
-    return _along(_product(q, p, keys, beyond), delta - _clamped(first), beyond)
+    return take_rows(_product(q, p, keys, beyond), delta - clamped(first), beyond)
 
 
 class _Skew(torch.autograd.Function):

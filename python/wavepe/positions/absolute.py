@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ..encodings import Encoding
 from ..encodings.base import combine
-from ..ops._absolute import graph_range, graph_vectors, range_of, to_torch, vectors
-from ..ops._exportable import largest_so_far, of_token_before
-from ..ops._tables import FIX_LENGTH, name_of, refuse_trace
+from .tables import FIX_LENGTH, name_of, refuse_trace
+from .vectors import graph_range, graph_vectors, range_of, to_torch, vectors
 
 
 class AbsoluteVectors:
@@ -79,15 +78,3 @@ class AbsoluteVectors:
         return self.encoding.absolute(
             positions, self.dim, length=length, trained_length=self.trained_length
         )
-
-
-def token_positions(real: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Return the positions of tokens (B, n), int64, if only `real` ones (B, n) are counted.
-
-    `segments` (B|1, n) are the numbers of the tokens' sequences, each of which counts from 0.
-    """
-    counted = real.long().cumsum(-1)
-    if segments is not None:
-        begins = segments != of_token_before(segments, segments[:, :1] + 1)
-        counted = counted - largest_so_far(torch.where(begins, counted - real.long(), 0))
-    return (counted - 1).clamp(min=0)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .. import ops
 from ..encodings import Encoding
-from ..ops._tables import refuse_trace
 from .learned import Learned, LearnedCache, Terms
 from .rotation import Frequencies, FrequencySchedule, angles
 from .scores import Rotated, Scores
+from .tables import refuse_trace
 
 
 class CacheState:

@@ -13,8 +13,8 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
 from ..encodings.methods import checked_return, initial_parameters
 from ..ops._common import full_precision
-from ..ops._tables import capacity_for
 from ..ops._torch_private import version
+from .tables import capacity_for
 
 
 class LearnedTerms(NamedTuple):

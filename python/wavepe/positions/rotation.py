@@ -13,7 +13,7 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
-from ..ops._tables import FIX_LENGTH, LARGEST_TABLE, keep_by_length, refuse_trace
+from .tables import FIX_LENGTH, LARGEST_TABLE, keep_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40

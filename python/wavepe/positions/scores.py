@@ -14,16 +14,16 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
 from ..ops import _flops
-from ..ops._attention_composed import _default_scale
-from ..ops._attention_in_graph import attention_of_encoding
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
-from ..ops._tables import constant_bias, constant_table, graph_rows, name_of, rows_at
+from ..ops._scores import default_scale, rows_at
 from .decay import as_columns, from_columns, with_sums
+from .graph import attention_of_encoding
 from .learned import LearnedTerms, Terms
 from .self_extend import SelfExtend
+from .tables import constant_bias, constant_table, graph_rows, name_of
 
 NOTHING = LearnedTerms()
 
@@ -252,7 +252,7 @@ class Scores:
         if self._slopes is not None:
             given["slopes"] = self._slopes.on(q, wide(q))
         biases = self._biases(q, keys, found) if self._bias is not None or found else []
-        factor = _default_scale(q) if scale is None else scale
+        factor = default_scale(q) if scale is None else scale
         every: list[tuple[Any, LearnedTerms]] = []
         for table in self._tables:
             every.append((table, found[table.query] if table.query else NOTHING))

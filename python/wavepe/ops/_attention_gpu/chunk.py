@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .._attention_checks import Arguments
-from .._attention_composed import _default_scale
 from .._common import check
+from .._scores import default_scale
 from . import kernels, launches, products
 from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms
 from .zones import BLOCK, zone_range
@@ -127,7 +127,7 @@ class Chunk:
         self.r = self.q if self.q_rel is None else self.q_rel
         self.batch, self.heads, self.m, self.d = self.q.shape
         self.n, self.dv = self.k.shape[2], self.v.shape[3]
-        self.scale = _default_scale(self.q) if call.scale is None else call.scale
+        self.scale = default_scale(self.q) if call.scale is None else call.scale
         self.zones = Zones.of(call)
         self.far = call.zones[1] if call.zones else None
         self.hidden = self._hidden(call)

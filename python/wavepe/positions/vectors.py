@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
-from ._common import check
-from ._compiler import traced
-from ._tables import (
+from ..ops._common import check
+from ..ops._compiler import traced
+from .tables import (
     FIX_LENGTH,
     LARGEST_TABLE,
     build_once,

@@ -1,7 +1,7 @@
 """Arrays of encodings as tensors. NumPy computes them once for a length, and all modules use them.
 
 A compiler must not trace into NumPy. So its graph holds an operator that returns the rows (here, in
-_absolute.py and in _attention_in_graph.py), and one graph serves every length.
+vectors.py and in ops/_attention_in_graph.py), and one graph serves every length.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from torch import Tensor
 from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding
 from ..encodings import encoding as read_encoding
-from ._common import in_new_thread
-from ._compiler import traced
-from ._relative_table import RelativeTable, relative_table
-from ._torch_private import largest
+from ..ops._attention_in_graph import set_table_source
+from ..ops._common import in_new_thread
+from ..ops._compiler import traced
+from ..ops._relative_table import RelativeTable, relative_table
+from ..ops._scores import rows_at
+from ..ops._torch_private import largest
 
 T = TypeVar("T")
 
@@ -112,17 +114,6 @@ def constant_bias(
     return Bias(torch.from_numpy(bias).to(device, dtype), first, beyond)
 
 
-def rows_at(rows: Tensor, first: int, beyond: str, deltas: Tensor) -> Tensor:
-    """Return the rows (..., w', d) of these distances (w',) from rows (..., w, d)."""
-    place = deltas.to(rows.device) - first
-    count = rows.shape[-2]
-    if count == 0:
-        return rows.new_zeros((*rows.shape[:-2], len(place), rows.shape[-1]))
-    found = rows.index_select(-2, place.clamp(0, count - 1))
-    outside = (place < 0) | (place >= count)
-    return found if beyond == "edge" else found.masked_fill(outside[:, None], 0)
-
-
 # ---- for a compiler's graph: operators take names of encodings, because they take no objects ----
 
 
@@ -143,6 +134,13 @@ def name_of(encoding: Encoding) -> str:
 def encoding_named(name: str) -> Encoding:
     """Return the encoding of that name. A name from another process is read as a spec."""
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
+
+
+def _named_table(name: str, keys: int, columns: int, one_sided: bool) -> RelativeTable:
+    return constant_table(keys, encoding_named(name), columns, one_sided)
+
+
+set_table_source(_named_table)
 
 
 def graph_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Tensor:
