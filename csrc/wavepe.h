@@ -308,8 +308,8 @@ typedef void wpe_attention_backward_fn(const wpe_attention *a, const void *packe
                                        const wpe_attention_gradients *gradients, int64_t begin,
                                        int64_t end, void *workspace);
 
-/* Return whether decode, and not forward, computes a call. Few queries with a cache of keys are
- * what it is for. */
+/* Return whether decode, and not forward, computes a call. Decode serves few queries against a cache
+ * of keys. */
 static inline int wpe_decodes(int64_t queries, int64_t keys) {
     return queries == 1 || (queries <= WPE_DECODE_QUERIES && queries < keys);
 }
@@ -356,8 +356,8 @@ static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, i
  * slope, sink, relative's zones, bias.values, mask and drop_row; zones of two heads have the same
  * rows and ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <=
  * end <= keys; workspace holds as many elements as decode_sizes returns for these heads, and is
- * aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not depend on the
- * other heads. */
+ * aligned to 64 bytes.
+ * Writes: sums, one head after the other. A head's bits do not depend on the other heads. */
 typedef void wpe_attention_decode_fn(const wpe_attention *a, int64_t heads, int64_t begin,
                                      int64_t end, void *sums, void *workspace);
 

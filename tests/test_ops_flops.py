@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import wavepe
+from processes import output
 from torch.utils.flop_counter import (
     FlopCounterMode,
     sdpa_backward_flop_count,
@@ -88,3 +89,24 @@ def test_the_operator_of_compiled_modules():
         lambda: graph.attention_of_encoding(q, k, v, name, False, causal=False),
     ):
         assert counted(call) == (2 * scores + relative, 5 * scores + 2 * relative)
+
+
+USE = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from wavepe import ops
+x = torch.randn(1, 1, 4, 8)
+with FlopCounterMode(display=False) as mode:
+    ops.attention(x, x, x)
+assert mode.get_total_flops() == 2 * 2 * 4 * 4 * 8
+"""
+AFTER = """
+import sys, wavepe.ops
+assert not {"triton", "torch.utils.flop_counter"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("before", [AFTER, "import torch.utils.flop_counter"])
+def test_the_order_of_imports(before):
+    """`import wavepe.ops` leaves Triton alone, and the counter's import registers the formulas."""
+    output("-c", before + USE)

@@ -45,6 +45,16 @@ def test_every_operator(case, dtype):
     torch.testing.assert_close(got, want, **close, equal_nan=True)
 
 
+@pytest.mark.parametrize("case", CASES, ids=[f"{op.name}, {form}" for op, form in CASES])
+def test_another_device(case):
+    """No constant of a program lies on the CPU: a GPU would refuse it, and so does meta."""
+    op, form = case
+    given = op.draw(generator("standard", op.name, form), 6, F32, **op.forms[form])
+    tensors = {name: x.to("meta") for name, x in tensors_of(given).items()}
+    program = program_of(Call(op.function, given), tensors)
+    assert {x.device.type for x in torch.utils._pytree.tree_leaves(program(tensors))} == {"meta"}
+
+
 @pytest.mark.parametrize("option", soon(list(OPTIONS), *SOON))
 def test_attention(option):
     given = draw_attention(

@@ -40,7 +40,7 @@ from ._rope import rope, rope_, rope_qk
 from ._rope_table import rope_table
 from ._wavelet import wavelet_table
 
-_flops.register_cheaply()
+_flops.register_with_counter()
 
 __all__ = [
     "RelativeTable",

@@ -8,16 +8,16 @@ nothing, because PyTorch counts no elementwise functions.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from typing import Any
 
 import torch
 
 from ._attention_checks import Arguments
 
+_COUNTER = "torch.utils.flop_counter"
 _Q_REL = Arguments._fields.index("q_rel")
 _NAME = len(Arguments._fields)  # place of the name of a table in `attention_in_graph`
 _ALL = math.inf  # rows of a table that has one for each distance
@@ -97,16 +97,36 @@ _FORMULAS: dict[str, Any] = {
 }
 
 
-@functools.cache
-def register() -> None:
-    """Register the formulas with torch, once."""
+def _register() -> None:
     from torch.utils.flop_counter import register_flop_formula
 
     for name, formula in _FORMULAS.items():
         register_flop_formula(getattr(torch.ops.wavepe, name))(formula)
 
 
-def register_cheaply() -> None:
-    """Call `register`, unless it would import Triton, which takes a third of a second."""
-    if "triton" in sys.modules or find_spec("triton") is None:
-        register()
+class _Finder:
+    """A finder of modules that registers the formulas as soon as torch's counter is imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        spec = PathFinder.find_spec(name, path, target) if name == _COUNTER else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: Any) -> None:
+                execute(module)
+                _register()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def register_with_counter() -> None:
+    """Register the formulas, at the latest when torch's counter is imported.
+
+    That module imports Triton, which takes a third of a second, so it is not imported here.
+    """
+    if _COUNTER in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _Finder)

@@ -225,8 +225,8 @@ register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
     """Return `relative_bias` in operators of torch."""
-    m = q.shape[-2]
-    delta = torch.arange(m)[:, None] + (keys - m) - torch.arange(keys)
+    m, device = q.shape[-2], q.device
+    delta = torch.arange(m, device=device)[:, None] + (keys - m) - torch.arange(keys, device=device)
     return take_rows(_product(q, p, keys, beyond), delta - clamped(first), beyond)
 
 

@@ -13,7 +13,6 @@ from .. import ops
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
-from ..ops import _flops
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
@@ -168,7 +167,6 @@ class Scores:
     ) -> None:
         self.encoding = encoding
         self._head_dim, self.heads, self._causal = head_dim, heads, causal
-        _flops.register()
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
         self._vectors = next((part for part in parts if part.has_vectors), None)
