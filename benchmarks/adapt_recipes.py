@@ -92,7 +92,7 @@ def stock_model(folder: Path) -> Any:
 def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> dict[str, Any]:
     """Return the row of an arm."""
     import wavepe.hf
-    from wavepe.hf import recipes
+    from wavepe.training import recipes
 
     with mock.patch.multiple(recipes, SHARE=1, MOST=arm.transfer):
         done = wavepe.hf.adapt(
@@ -136,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from wavepe.experiments.data import load_text
-    from wavepe.hf import families, recipes
+    from wavepe.hf import families
+    from wavepe.training import recipes
 
     about = json.loads((args.folder / "results.json").read_text("utf-8"))
     given, length = about["environment"]["settings"], about["train_length"]

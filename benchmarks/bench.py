@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wavepe.common.errors import CommandError, UsageError, thread_count
 from wavepe.common.files import new_file, part_of
-from wavepe.experiments.errors import CommandError, UsageError, thread_count
 
 _MOST_REPEATS = 1_000_000
 

@@ -82,7 +82,8 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     """Add the rows of all arms that have none."""
     import wavepe.hf
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from wavepe.hf import adapting, families, recipes
+    from wavepe.hf import families
+    from wavepe.training import adapting, recipes
 
     source = args.stock or stock_folder(args.folder)
     tokenizer = AutoTokenizer.from_pretrained(source)

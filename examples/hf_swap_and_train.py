@@ -30,9 +30,9 @@ import wavepe.hf
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 from wavepe.analysis import perplexity
+from wavepe.common.errors import CommandError
 from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
 from wavepe.experiments.environment import environment
-from wavepe.experiments.errors import CommandError
 from wavepe.experiments.report import console_table
 
 TIMES = (1, 4)  # evaluated lengths, as multiples of the trained one

@@ -14,8 +14,8 @@ import wavepe
 from cases import HAS_TORCH
 from processes import forked, output, python
 from wavepe.cli import _EXAMPLES, _parser, main
+from wavepe.common.errors import CommandError, UsageError, out_of_memory, thread_count
 from wavepe.experiments.environment import cpu_name, version_of
-from wavepe.experiments.errors import CommandError, UsageError, out_of_memory, thread_count
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = {"torch": "torch", "transformers": "hf", "rich": "cli", "matplotlib": "plot"}

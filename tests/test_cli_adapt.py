@@ -18,7 +18,7 @@ pytest.importorskip("accelerate")
 from hf_model import tiny
 from transformers import AutoModelForCausalLM
 from wavepe.cli import main
-from wavepe.hf import adapting
+from wavepe.training import adapting
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),

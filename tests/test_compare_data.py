@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from compare_cases import text_in
+from wavepe.common.errors import UsageError
 from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
-from wavepe.experiments.errors import UsageError
 from wavepe.experiments.tasks import TASKS
 
 
@@ -219,7 +219,7 @@ def torch():
 def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accuracy):
     """The models know all answers, none, or those of the first half of the questions."""
     from wavepe.experiments import evaluation
-    from wavepe.experiments.device import CPU
+    from wavepe.training.device import CPU
 
     answers = {}
     examples = type(TASKS["keys"]).examples
@@ -247,7 +247,7 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accur
 
 def test_a_loss_beyond_all_numbers_is_infinite(torch):
     from wavepe.experiments import evaluation
-    from wavepe.experiments.device import CPU
+    from wavepe.training.device import CPU
 
     class Wrong(torch.nn.Module):
         def forward(self, input_ids, use_cache):

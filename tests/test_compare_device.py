@@ -19,14 +19,14 @@ import torch
 import wavepe.hf
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
+from wavepe.common.errors import CommandError
 from wavepe.experiments import comparison, evaluation, training
-from wavepe.experiments import device as devices
 from wavepe.experiments.data import load_text
-from wavepe.experiments.device import CPU, Device
-from wavepe.experiments.errors import CommandError
 from wavepe.experiments.settings import Settings
 from wavepe.experiments.training import plan_of
 from wavepe.hf.learned import learned_ids
+from wavepe.training import device as devices
+from wavepe.training.device import CPU, Device
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
 ONE = {"specs": ["none"]}

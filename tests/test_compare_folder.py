@@ -18,10 +18,10 @@ import torch
 import wavepe
 from cases import forget_registrations, using
 from compare_cases import compare, figures, interrupt, refused, results, text, trained
-from wavepe.experiments import folder as run_folder
 from wavepe.experiments import training
 from wavepe.experiments.data import load_text
 from wavepe.experiments.imports import import_all
+from wavepe.training import folder as run_folder
 
 ONE = {"specs": ["none"]}
 TWO = {"specs": ("none", "rope")}

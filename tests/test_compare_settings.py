@@ -16,10 +16,10 @@ pytest.importorskip("rich")
 import wavepe
 from compare_cases import refused, text
 from wavepe.cli import compare
+from wavepe.common.errors import UsageError
 from wavepe.common.labels import fold, shortened
 from wavepe.experiments import report
 from wavepe.experiments.comparison import models_of
-from wavepe.experiments.errors import UsageError
 from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
 from wavepe.experiments.protocols import Protocol

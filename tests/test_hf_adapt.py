@@ -21,7 +21,8 @@ from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, t
 from processes import output
 from transformers import AutoModelForCausalLM
 from wavepe.common.files import lock_folder
-from wavepe.hf import families, recipes
+from wavepe.hf import families
+from wavepe.training import recipes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
@@ -221,7 +222,7 @@ def test_it_learns(recipe):
 
 
 def test_held_out_tokens_are_not_trained_on():
-    from wavepe.hf.adapting import _order, _split
+    from wavepe.training.adapting import _order, _split
 
     for count, length, held in ((1000, 32, 250), (97, 32, 64), (100_000, 512, 16384)):
         held_out, rows = _split(torch.arange(count), length, held)
@@ -468,7 +469,7 @@ def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path, mo
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):
     """kill -9 may leave one; Trainer writes its state last."""
-    from wavepe.hf.adapt_run import _last_checkpoint
+    from wavepe.training.trainer import _last_checkpoint
 
     for step, state in ((3, {"global_step": 3}), (9, None), (6, {"global_step": 6})):
         folder = tmp_path / f"checkpoint-{step}"

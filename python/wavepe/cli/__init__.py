@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TextIO
 
 import wavepe
 
+from ..common.errors import CommandError, UsageError, out_of_memory
 from ..common.files import interrupt_on_signals
 from ..common.labels import fold, suggestion
-from ..experiments.errors import CommandError, UsageError, out_of_memory
 
 # Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
 _COMMANDS = {

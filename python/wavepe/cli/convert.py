@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from ..common.errors import UsageError, require
 from ..common.files import leading_names
 from ..encodings import RoPE, encoding
-from ..experiments.errors import UsageError, require
 from ..experiments.imports import import_all
 from .options import add_imports
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..analysis import attention_map, attention_window, plots
+from ..common.errors import UsageError
 from ..common.labels import fold
-from ..experiments.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for

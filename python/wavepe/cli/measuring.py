@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.errors import need_matplotlib, require
 from ..common.files import writing
 from ..experiments import model as models
 from ..experiments.environment import environment
-from ..experiments.errors import need_matplotlib, require
 from ..experiments.text import check_data
 from .options import Number, add_imports, add_quiet
 from .outputs import add_json, check_json, check_picture, write_json

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..experiments.errors import UsageError
+from ..common.errors import UsageError
 from ..experiments.numbers import integers, reals, whole_number
 
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import UsageError
 from ..common.files import writing
-from ..experiments.errors import UsageError
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

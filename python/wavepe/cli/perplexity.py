@@ -7,7 +7,7 @@ import sys
 from functools import partial
 
 from ..analysis import plots
-from ..experiments.errors import UsageError
+from ..common.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.protocols import Protocol
 from ..experiments.report import headings

@@ -12,8 +12,8 @@ from typing import Any
 import wavepe
 
 from ..analysis import plots
+from ..common.errors import UsageError, need_matplotlib
 from ..common.files import writing
-from ..experiments.errors import UsageError, need_matplotlib
 from ..experiments.imports import import_all
 from .options import add_imports
 from .outputs import add_json, check_json, check_picture, write_json

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ..analysis import plots
-from ..experiments.errors import UsageError
+from ..common.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for

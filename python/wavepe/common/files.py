@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -125,16 +124,6 @@ def lock_folder(folder: Path) -> int:
             if os.path.samestat(os.fstat(lock), folder.stat()):
                 return lock
         os.close(lock)
-
-
-def results_of_adapt(folder: Path) -> dict[str, Any] | None:
-    """Return what `adapt` has written to the results.json in a folder; None if it did not."""
-    try:
-        found = json.loads((folder / "results.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    settings = found.get("settings") if isinstance(found, dict) else None
-    return found if isinstance(settings, dict) and "recipe" in settings else None
 
 
 @contextmanager

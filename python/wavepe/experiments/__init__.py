@@ -4,8 +4,8 @@
 model in a folder. Both need torch, transformers and rich; `compare` needs matplotlib, too.
 """
 
+from ..common.errors import CommandError
 from .adaptation import Adaptation, adapt
-from .errors import CommandError
 from .run import Results, compare
 
 __all__ = ["Adaptation", "CommandError", "Results", "adapt", "compare"]

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import wavepe
 
-from ..common.files import new_file, results_of_adapt
+from ..common.errors import UsageError, need_matplotlib, require
+from ..common.files import new_file
+from ..training.folder import results_of_adapt
 from . import model as models
-from .errors import UsageError, need_matplotlib, require
 from .numbers import integer, integers, reals
 from .tables import markdown_rows
 
 if TYPE_CHECKING:
-    from ..hf import Adapted
+    from ..training.adapting import Adapted
 
 _ROWS = {
     "stock": "{} model",
@@ -205,7 +206,8 @@ def adapt(
     wanted = integers("--lengths", lengths, 2) if lengths else None
     training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
     training = {name: True for name, value in training.items() if value}
-    from ..hf import adapt_run, adapting, encoding_of, families, recipes
+    from ..hf import encoding_of, families
+    from ..training import adapting, recipes, trainer
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
@@ -239,7 +241,7 @@ def adapt(
                     batch_size=batch, learning_rate=lr, lora=lora, control=control, seed=seed,
                     progress=told, use_cpu=device == "cpu", **training,
                 )  # fmt: skip
-            except adapt_run.OtherSettings as error:
+            except trainer.OtherSettings as error:
                 raise UsageError(error.told(_OPTIONS, f"wavepe adapt {target} NEW ...")) from error
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import wavepe
 
+from ..common.errors import CommandError, UsageError
+from ..training.folder import RunFolder, model_name
 from .data import Text, evaluation_bytes
 from .environment import environment
-from .errors import CommandError, UsageError
-from .folder import RunFolder, model_name
 from .report import summary_of
 from .rows import Row
 from .settings import Settings, hints
@@ -23,7 +23,7 @@ from .settings import Settings, hints
 if TYPE_CHECKING:
     import numpy as np
 
-    from .device import Device
+    from ..training.device import Device
 
 Result = dict[str, Any]
 

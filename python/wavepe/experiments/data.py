@@ -13,9 +13,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..common.files import results_of_adapt
-from .errors import UsageError
-from .folder import is_run
+from ..common.errors import UsageError
+from ..training.folder import is_run, results_of_adapt
 
 SPLITS = ("test", "validation")
 # The fraction of the text in each split.

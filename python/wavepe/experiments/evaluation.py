@@ -14,7 +14,7 @@ from wavepe.analysis import perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
 from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
-from .device import CPU, Device
+from ..training.device import CPU, Device
 from .model import load_model
 from .protocols import Protocol
 from .settings import Settings

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 
 def import_all(names: Sequence[str]) -> tuple[str, ...]:

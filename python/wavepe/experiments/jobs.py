@@ -22,8 +22,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from ..common.errors import CommandError, out_of_memory
 from ..common.files import interrupt_on_signals
-from .errors import CommandError, out_of_memory
 from .imports import import_all
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def work(handle: int) -> int:
 
 
 def _work(pipe: Connection, given: Work, say: Callable[..., None]) -> None:
-    from .device import torch_threads
+    from ..training.device import torch_threads
 
     with torch_threads(given.threads):
         while (job := pipe.recv()) is not None:

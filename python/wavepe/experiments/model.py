@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.errors import CommandError, UsageError, out_of_memory, thread_count
 from ..common.files import leading_names
-from .errors import CommandError, UsageError, out_of_memory, thread_count
-from .folder import is_run
+from ..training.folder import is_run
 from .imports import import_all
 
 if TYPE_CHECKING:
-    from .device import Device
+    from ..training.device import Device
 
 BYTES = 256
 # The packages that commands on models need, and the extras that install them.
@@ -136,7 +136,7 @@ def opened(
     """Load the model in the folder `given`, for the time of a with block."""
     import_all(imports)
     path = Path(given)
-    from .device import device_named, torch_threads
+    from ..training.device import device_named, torch_threads
 
     place = device_named(device)
     with torch_threads(None if threads is None else thread_count("--threads", threads)):

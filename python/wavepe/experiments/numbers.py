@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 _TOO_MANY = 2**31
 

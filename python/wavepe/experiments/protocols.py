@@ -7,7 +7,7 @@ from typing import Any
 
 from wavepe.analysis._perplexity import PROTOCOLS
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import wavepe
 from wavepe.encodings import Encoding
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 # Names, options and values of encodings never contain it.
 _READ_AS = "/"

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from ..common.files import DISK_ERRORS, new_file
+from ..training.folder import RunFolder, digest
 from .data import Text, load_text
-from .errors import CommandError, UsageError, need_matplotlib, require, thread_count
-from .folder import RunFolder
 from .imports import import_all, name_in
 from .numbers import integer
 from .report import Section, report_text, sections
-from .settings import Settings, comparisons, digest
+from .settings import Settings, comparisons
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
-    from .device import Device
+    from ..training.device import Device
 
 # How often training states are saved: a killed training loses little, and saving takes little time.
 _SAVES_PER_TRAINING = 20
@@ -241,7 +241,7 @@ def compare(
         raise UsageError("--out: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after hours of training
-    from . import device as devices
+    from ..training import device as devices
 
     try:
         return _run(
@@ -282,8 +282,8 @@ def _run(
     quiet: bool,
 ) -> Results:
     """Run each comparison in its folder, and report them together."""
+    from ..training.device import CPU, torch_threads
     from .comparison import Comparison, Work
-    from .device import CPU, torch_threads
     from .training import check_rows
 
     for part in parts.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,8 @@ from wavepe.encodings import Encoding
 from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
 
+from ..common.errors import UsageError
 from ..common.labels import suggestion
-from .errors import UsageError
 from .numbers import integer, integers, once, words
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for
 from .protocols import Protocol
@@ -172,24 +171,6 @@ def hints(settings: Settings) -> list[str]:
     sizes = settings.head_dim, settings.train_length
     found = ((row.name, scale_hint(row.read, *sizes)) for row in settings.rows)
     return [f"{name}: {hint}" for name, hint in found if hint]
-
-
-def digest(manifest: dict[str, Any]) -> str:
-    """Return eight hexadecimal digits that identify a manifest."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return a text with the settings in which two manifests differ."""
-    words = []
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            words.append(f"{key} {_plain(old.get(key))} there, {_plain(new.get(key))} here")
-    return "; ".join(words)
-
-
-def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 # The least value of each option that is a count.

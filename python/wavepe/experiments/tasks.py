@@ -22,7 +22,7 @@ import numpy as np
 
 from wavepe.analysis._needle import STATEMENT_LENGTH, STATEMENT_SIGNS
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 _KEYS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
 _VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..common.errors import UsageError
 from .data import Text, evaluation_bytes, load_text, walk
-from .errors import UsageError
 from .model import Model
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import torch
 
 import wavepe.hf
 
+from ..common.errors import CommandError, UsageError
 from ..common.files import TERMINATION_SIGNALS, new_file, raise_interrupt
+from ..training.device import CPU, Device
 from .data import batch_at
-from .device import CPU, Device
-from .errors import CommandError, UsageError
 from .model import load_model
 from .settings import Settings
 from .tasks import TASKS

@@ -7,6 +7,7 @@ checkpoint folder of a stock model into one of these types. `set_theta` and `use
 work on stock models with a rotary embedding.
 """
 
+import importlib as _importlib
 from typing import Any as _Any
 
 from ..common.runtime import command_for
@@ -21,7 +22,6 @@ except ImportError as error:
 
 from . import attention as _attention
 from . import model_types as _model_types  # noqa: F401 - it creates the classes
-from .adapting import Adapted, adapt
 from .config import CONFIGS as _CONFIGS
 from .config import MODELS as _MODELS
 from .conversion import convert
@@ -37,6 +37,17 @@ _classes = {cls.__name__: cls for cls in (*_CONFIGS.values(), *_MODELS.values())
 globals().update(_classes)
 WavePELlamaConfig: _Any  # for type checkers
 WavePELlamaForCausalLM: _Any
+adapt: _Any
+Adapted: _Any
+# Imported at first use: the room of training imports this one.
+_TRAINING = dict.fromkeys(("adapt", "Adapted"), "wavepe.training.adapting")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _TRAINING:
+        return getattr(_importlib.import_module(_TRAINING[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     *_classes,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 # Reading a loss waits for the GPU, so losses are read in groups.
 _STEPS_BETWEEN_READS = 16
@@ -68,7 +68,7 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
     """
     from transformers.utils import logging
 
-    from ..hf.adapt_run import without_bars
+    from .trainer import without_bars
 
     before, verbosity = torch.get_num_threads(), logging.get_verbosity()
     if wanted is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 
-from ..common.runtime import command_for
+from .runtime import command_for
 
 # The OpenMP runtime keeps all threads on one stack, and crashes with too many: 20,000 end the
 # process, 100,000 are a segmentation fault. No machine that we know gains from more than this.

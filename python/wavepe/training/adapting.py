@@ -18,8 +18,14 @@ from transformers import AutoModelForCausalLM
 from ..common import checks
 from ..common.runtime import command_for
 from ..encodings import Encoding
-from . import families, recipes
-from .adapt_run import (
+from ..hf import families
+from ..hf.config import CLASS_PREFIX
+from ..hf.conversion import convert, empty_model
+from ..hf.families import TYPE_PREFIX
+from ..hf.layers import Choice
+from ..hf.patching import encoding_of, patch, warn_of_scales
+from . import recipes
+from .trainer import (
     Plan,
     Progress,
     Run,
@@ -29,11 +35,6 @@ from .adapt_run import (
     with_adapters,
     without_bars,
 )
-from .config import CLASS_PREFIX
-from .conversion import convert, empty_model
-from .families import TYPE_PREFIX
-from .layers import Choice
-from .patching import encoding_of, patch, warn_of_scales
 
 HELD_OUT = 16384  # tokens, if the data has four times as many
 

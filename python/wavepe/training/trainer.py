@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME
 
 from ..analysis._perplexity import perplexity
-from ..common.files import lock_folder, new_file, results_of_adapt, writing
+from ..common.files import lock_folder, new_file, writing
 from ..common.labels import suggestion
 from ..common.runtime import command_for
-from .folder import note_perplexities
-from .learned import MODULE_NAME, learned_ids
-from .patching import encoding_of
+from ..hf.folder import note_perplexities
+from ..hf.learned import MODULE_NAME, learned_ids
+from ..hf.patching import encoding_of
+from .folder import results_of_adapt
 
 RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"

@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import UsageError
 from ..common.files import leading_names, new_file, new_folder, part_of, writing
-from .errors import UsageError
-from .settings import differences, digest
 
 _SETTINGS = "settings.json"
 _LOCK = ".lock"
@@ -217,3 +216,31 @@ def _lock(file: Any, path: Path) -> None:
             f"--out {path}: another wavepe compare is using this folder; wait for it, or give "
             "another --out"
         ) from None
+
+
+def digest(manifest: dict[str, Any]) -> str:
+    """Return eight hexadecimal digits that identify a manifest."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Return a text with the settings in which two manifests differ."""
+    words = []
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            words.append(f"{key} {_plain(old.get(key))} there, {_plain(new.get(key))} here")
+    return "; ".join(words)
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def results_of_adapt(folder: Path) -> dict[str, Any] | None:
+    """Return what `adapt` has written to the results.json in a folder; None if it did not."""
+    try:
+        found = json.loads((folder / "results.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    settings = found.get("settings") if isinstance(found, dict) else None
+    return found if isinstance(settings, dict) and "recipe" in settings else None

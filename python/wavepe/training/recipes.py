@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .. import encodings
 from ..encodings import Encoding, RoPE
-from . import families, rope_config
-from .rope_config import Slot
-from .rotary import with_base
+from ..hf import families, rope_config
+from ..hf.rope_config import Slot
+from ..hf.rotary import with_base
 
 RECIPES = ("auto", "plain", "transfer")
 # Steps of transfer: a third of all, but no more than 30, which is as good as more of them.
