@@ -238,7 +238,7 @@ UNROTATED = {
     ),
 }
 UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in SUPPORTED}
-# Families that `patch` refuses, for set_theta and use_fused_rope.
+# Families that `patch` refuses, for set_theta.
 ROTARY = {
     "cohere": Family("cohere"),
     "glm": Family("glm", partial=0.5),

@@ -318,13 +318,11 @@ def test_every_family_that_can_be_patched(name):
     assert [row[0] >= 0 for row in found["band"]] == rotates
 
 
-def test_hybrids_and_fused_rotation():
+def test_hybrids():
     """A hybrid has bands where it rotates."""
     stock = measured_band(tiny(), ROW)["band"]
     hybrid = measured_band(wavepe.hf.patch(tiny(), {"1": "alibi"}), ROW)["band"]
     np.testing.assert_array_equal(hybrid, [stock[0], [-1, -1]])
-    fused = measured_band(wavepe.hf.use_fused_rope(tiny()), ROW)["band"]
-    np.testing.assert_array_equal(fused, stock)
 
 
 def test_ties_go_to_the_lowest():

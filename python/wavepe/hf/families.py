@@ -9,7 +9,6 @@ function.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from . import pairs
 from .pairs import Layout
 from .rope_config import EACH_BASE, TRANSFORMERS_5, Slot, has_layer_types, layer_bases
-from .why_not import UNTESTED, why_not
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
 # whose encoding leaves the scores alone.
@@ -109,7 +107,7 @@ def decoder(model: nn.Module) -> Any:
     Raises
     ------
     TypeError
-        `model` is of no family that can be patched. The message says why.
+        `model` is of no family that can be patched, or not built like its family.
     """
     need_module(model)
     if not isinstance(model, PreTrainedModel):
@@ -130,7 +128,7 @@ def decoder(model: nn.Module) -> Any:
         config = base.config
     kind = family(config)
     if kind not in SUPPORTED:
-        raise TypeError(f"got a {name}: {_why_not(base, config)}; {supported}")
+        raise TypeError(f"got a {name}, whose family is not supported: {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
     try:
@@ -161,17 +159,6 @@ def stock_encoding(kind: str) -> str:
 def is_rotary(config: Any) -> bool:
     """Return whether the stock models of a family rotate."""
     return stock_encoding(family(config)) == "rope"
-
-
-def _why_not(base: nn.Module, config: Any) -> str:
-    """Return the reason why a model of an unknown family cannot be patched."""
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder"
-    try:
-        source = inspect.getsource(sys.modules[type(base).__module__])
-    except (OSError, TypeError):  # a class that was typed in
-        return UNTESTED
-    return why_not(source, type(base).__name__)
 
 
 def names_in_forward(module: nn.Module) -> tuple[str, ...]:
