@@ -73,8 +73,6 @@ def each_family_with_two(test):
     return pytest.mark.parametrize(("spec", "family"), cases)(test)
 
 
-# 4.57 warns of every attention but its own three, and hands over the weights all the same.
-@pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported with")
 @each_family_with_two
 def test_values(spec, family):
     model, ids = patched(family, spec), tokens(2, LENGTH)
