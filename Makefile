@@ -2,12 +2,11 @@
 PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
-OLDEST_HF := transformers==4.56.2 accelerate==1.15.0
-# The first 5, and what it needs older than the newest does.
-MIDDLE_HF := transformers==5.0.0 huggingface_hub==1.33.0 tokenizers==0.22.2 httpx==0.28.1 \
+# The oldest transformers, and what it needs older than the newest does.
+OLDEST_HF := transformers==5.0.0 huggingface_hub==1.33.0 tokenizers==0.22.2 httpx==0.28.1 \
     httpcore==1.0.9 certifi
 BIN    := .venv/bin
-MIDDLE := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
+WITH_OLDEST_HF := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
 EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
@@ -20,7 +19,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package again
-.PHONY: help docs pictures notebooks demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures notebooks demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,17 +54,11 @@ faults: .venv/built ## a full disk or a signal at each write of compare and conv
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q $(PARALLEL)
 
-HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _layers.py _masks.py _patch.py _types.py) tests/test_kept.py
-test-hf-oldest: .venv-fairseq/built ## those of Hugging Face Llamas and Mistrals, with the oldest transformers
-	.venv-fairseq/bin/python -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
-	.venv-fairseq/bin/python -m pytest -q --all $(PARALLEL) -k "(llama or mistral) and not compile and not export" \
-	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_workflows.py
-
 # What transformers has changed within 5: configurations, masks, weights that are tied or renamed.
-HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _masks.py _patch.py _rope.py _types.py) tests/test_kept.py
-test-hf-middle: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
-	$(MIDDLE) -m pytest -q $(HF_MIDDLE_TESTS) $(PARALLEL)
-	$(MIDDLE) -m pytest -q --all $(PARALLEL) -k "(gemma2 or gpt_neox or mixtral) and not compile and not export" \
+HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _convert.py _masks.py _patch.py _rope.py _types.py) tests/test_kept.py
+test-hf-oldest: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
+	$(WITH_OLDEST_HF) -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
+	$(WITH_OLDEST_HF) -m pytest -q --all $(PARALLEL) -k "(gemma2 or gpt_neox or mixtral) and not compile and not export" \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_types.py
 
 SUITE := -o addopts=-ra -o filterwarnings=ignore::pytest.PytestUnknownMarkWarning
@@ -170,7 +163,7 @@ clean: ## remove what was built, the environment too
 # A folder in front of .venv on the path: an environment of its own, torch with it, would take minutes.
 build/transformers-5.0/built: .venv/packages
 	rm -rf $(@D)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(MIDDLE_HF)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(OLDEST_HF)
 	touch $@
 
 # The tests of the transformers that is installed: they are in its sdist and in no wheel.
@@ -201,7 +194,6 @@ dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILE
 	WAVEPE_NVCC= $(BIN)/python -m build --no-isolation --outdir dist . > build/dist.log || (cat build/dist.log; exit 1)
 	touch $@
 
-# The oldest transformers lives there too: a whole environment, torch with it, would take minutes.
 # wavepe is .venv's build, so nothing is compiled. fairseq's own pins cannot be resolved any more, hence
 # --no-deps; the extra brings what it needs.
 .venv-fairseq/built: .venv/built
@@ -210,7 +202,7 @@ dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILE
 	.venv-fairseq/bin/python -m pip install --quiet $(TORCH) numpy "setuptools>=77"
 	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
 	PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 .venv-fairseq/bin/python -m pip install --quiet \
-	    --no-build-isolation --editable ".[fairseq,test,plot,cli]" $(OLDEST_HF)
+	    --no-build-isolation --editable ".[fairseq,test,plot,cli]"
 	touch $@
 
 # fairseq-fixed asks for torch to be built, and with isolation would fetch another one.

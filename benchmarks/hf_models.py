@@ -11,9 +11,6 @@ Peak memory is measured in a process for each contender (Linux only). The proces
 calls it on a short text and makes a training step, so that everything is loaded and AdamW has its
 state. It notes its resident memory. The figure is the growth to the peak (VmHWM, reset beforehand)
 in a forward pass, and in a training step.
-
-`use_fused_rope` is timed on the stock model: the rotation of one layer alone, the forward pass, and
-a step of decoding. A length is then the number of tokens in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
-import inspect
 import json
 import subprocess
 import sys
@@ -48,11 +44,6 @@ VOCABULARY, HEAD_SIZE = 256, 64
 M_MMAP_THRESHOLD = -3  # malloc.h
 SHORT = 16  # tokens in the calls before the resident memory is noted
 LEAST_ROUNDS = 3
-# For the fused rotation, which is a few per cent of a forward pass.
-FUSED_LENGTHS = (512, 2048)
-FUSED_ROUNDS = 5  # times as many rounds as for the rest
-DECODED = 8  # decoding steps that are timed together
-FUSED = {"rotation": "rotation, one layer", "forward": "forward", "decoding": "step of decoding"}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -228,27 +219,7 @@ def memory(name: str, args: argparse.Namespace) -> list[dict]:
     return json.loads(done.stdout)
 
 
-# ------------------------------------------------------------------ the fused rotation
-
-
-def rotation_of(model: LlamaForCausalLM, length: int) -> Callable[[], Any]:
-    """Return a call that makes the rotation of one layer, by the layer's own function."""
-    attention = model.model.layers[0].self_attn
-    scope: Any = inspect.unwrap(attention.forward)
-    apply = scope.__globals__["apply_rotary_pos_emb"]
-    config, random = model.config, torch.Generator().manual_seed(0)
-    # in the layout of the projections: positions before heads
-    q, k = (
-        torch.randn(1, length, heads, HEAD_SIZE, generator=random).transpose(1, 2)
-        for heads in (config.num_attention_heads, config.num_key_value_heads)
-    )
-    cos, sin = model.model.rotary_emb(q, torch.arange(length)[None])
-
-    def call() -> Any:
-        with torch.no_grad():
-            return apply(q, k, cos, sin)
-
-    return call
+# ------------------------------------------------------------------ decoding
 
 
 def decoding_of(
@@ -276,27 +247,6 @@ def shortener(caches: dict[str, Any], length: int) -> Callable[[str], None]:
     return shorten
 
 
-def fused(layers: int, hidden: int, length: int, most: int) -> dict:
-    """Time rotation, forward pass and decoding, stock and fused."""
-    models = {name: new_model(None, layers, hidden).eval() for name in (STOCK, "fused")}
-    wavepe.hf.use_fused_rope(models["fused"])
-    rounds = Size(length).rounds(FUSED_ROUNDS * most)
-    rotations = {name: rotation_of(model, length) for name, model in models.items()}
-    forwards = {name: forward_of(model, Size(length)) for name, model in models.items()}
-    decodings, caches = {}, {}
-    for name, model in models.items():
-        decodings[name], caches[name] = decoding_of(model, length)
-
-    options: dict[str, Any] = {"budget": 60, "warm_up": 2}
-    many = {**options, "repeats": FUSED_ROUNDS * most, "batch": DECODED}
-    return {
-        "length": length,
-        "rotation": compared(take_turns(rotations, **many)),
-        "forward": compared(take_turns(forwards, repeats=rounds, **options)),
-        "decoding": compared(take_turns(decodings, before=shortener(caches, length), **many)),
-    }
-
-
 # ------------------------------------------------------------------ all rows
 
 
@@ -308,11 +258,8 @@ def measure(args: argparse.Namespace) -> dict:
         print(f"{time.perf_counter() - began:4.0f} s  {what}", file=sys.stderr, flush=True)
 
     about = {**surroundings("wavepe", "torch", "transformers"), "threads": args.threads}
-    rows, used = [], []
+    rows = []
     with prepared(args.threads):
-        for length in args.fused:
-            used.append(fused(args.layers, args.hidden, length, args.rounds))
-            tell(f"fused rotation, {length} tokens")
         models = {
             name: new_model(CONTENDERS[name], args.layers, args.hidden) for name in args.contenders
         }
@@ -326,8 +273,7 @@ def measure(args: argparse.Namespace) -> dict:
             found.setdefault("memory", {})[name] = {phase: row[phase] for phase in PHASES}
         tell(f"memory, {name}")
     shape = {"layers": args.layers, "hidden": args.hidden, "heads": args.hidden // HEAD_SIZE}
-    return {"environment": about, "sizes": shape, "vocabulary": VOCABULARY, "rows": rows,
-            "fused": used}  # fmt: skip
+    return {"environment": about, "sizes": shape, "vocabulary": VOCABULARY, "rows": rows}
 
 
 def label(row: dict) -> str:
@@ -366,18 +312,6 @@ def _table(
     return "\n".join(lines)
 
 
-def fused_table(results: dict) -> str:
-    """Return the times of stock and fused, and their ratio, as Markdown."""
-    lines = ["| tokens | | stock | fused | fused / stock |", "|---:|---|---:|---:|---:|"]
-    for row in results["fused"]:
-        for key, words in FUSED.items():
-            seconds = [each["min"] for each in row[key]["seconds"].values()]
-            cells = [f"{1e3 * each:.{3 if each < 1e-2 else 1}f} ms" for each in seconds]
-            ratio = row[key]["ratio"]["fused"]
-            lines.append(f"| {row['length']} | {words} | {' | '.join(cells)} | {ratio:.2f} |")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
@@ -393,8 +327,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N", help="numbers of tokens")
     add("--padded", type=int, default=PADDED, metavar="N",
         help=f"tokens of the two padded sequences; 0: no such row (default {PADDED})")  # fmt: skip
-    add("--fused", type=int, nargs="*", default=FUSED_LENGTHS, metavar="N",
-        help="numbers of tokens for use_fused_rope; none: not timed")  # fmt: skip
     add("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS,
         help="models to compare; ratios are to the first (default: all)")  # fmt: skip
     add("--layers", type=int, default=2, metavar="N", help="number of layers (default 2)")
@@ -414,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(memory_here(args.memory_of, sizes_of(args), args.layers, args.hidden)))
         return 0
     results = measure(args)
-    for table in (time_table, memory_table, fused_table):
+    for table in (time_table, memory_table):
         print(f"\n{table(results)}")
     keep(results, args.json)
     return 0

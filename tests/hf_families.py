@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import oracle
 import pytest
 import torch
-import transformers
 from encoding_cases import learned_by, parts_of
 from hf_model import HEAD, VOCABULARY
 from rope_cases import ORIGINAL
@@ -34,8 +33,6 @@ LOCAL_THETA = 7.0
 LAYERS = 2
 BY_TYPE = ("gemma3_text", "olmo3", "gemma4_text")  # families with a base for each type of layer
 MIXED = ["sliding_attention", "full_attention"]
-# transformers 5 keeps the bases of a model in one dict
-IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
 
 
 @dataclass
@@ -92,20 +89,15 @@ class Family:
 
 def by_type(full, sliding, scaling=None):
     """Bases of two layer types, and the scaling of that of full attention."""
-    if IN_A_DICT:
-        bases = {"full_attention": full, "sliding_attention": sliding}
-        bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}
-        bases["full_attention"] |= scaling or {}
-        return {"rope_parameters": bases}
-    return {"rope_theta": full, "rope_local_base_freq": sliding}
+    bases = {"full_attention": full, "sliding_attention": sliding}
+    bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}
+    bases["full_attention"] |= scaling or {}
+    return {"rope_parameters": bases}
 
 
 def base(theta=THETA, **others):
     """The one base of a family, its scaling, and the share of the head that it rotates."""
-    if IN_A_DICT:
-        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
-    part = {key: others.pop(key) for key in list(others) if key == "partial_rotary_factor"}
-    return {"rope_theta": theta, **part} | ({"rope_scaling": others} if others else {})
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
 
 
 EXPERTS = {
@@ -238,7 +230,7 @@ UNROTATED = {
     ),
 }
 UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in SUPPORTED}
-# Families that `patch` refuses, for set_theta and use_fused_rope.
+# Families that `patch` refuses, for set_theta.
 ROTARY = {
     "cohere": Family("cohere"),
     "glm": Family("glm", partial=0.5),
@@ -286,7 +278,7 @@ def build(family, theta=THETA, **options):
         sizes |= {"num_key_value_heads": 2, "head_dim": HEAD}
     sizes |= kind.bases(theta) | kind.options | options
     config = AutoConfig.for_model(kind.model_type, **sizes)
-    # sdpa of transformers 4 ignores the cap
+    # sdpa is refused with a cap
     attention = {} if kind.cap is None else {"attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_config(config, **attention)
     generator = torch.Generator().manual_seed(1)
@@ -296,11 +288,6 @@ def build(family, theta=THETA, **options):
             noise = 0.3 * torch.randn(weight.shape, generator=generator)
             weight.copy_(noise + kind.norm if norm else noise)
     return model.eval()
-
-
-def decoder(model):
-    """The module that holds the layers; Gemma 3's `base_model` is not that in transformers 4."""
-    return next(module for module in model.modules() if hasattr(module, "layers"))
 
 
 # ------------------------------------------------------------------ encodings
@@ -376,7 +363,7 @@ class Reference:
         self.model.set_attn_implementation(NAME)
         self.parts, self.added = {}, None  # head size -> its parts
         self.spec, self.learned = spec, learned_by(model)
-        base_model = decoder(self.model)
+        base_model = self.model.base_model
         if spec is not None:
             theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
             for name, stock in list(base_model.named_modules()):

@@ -8,7 +8,6 @@ import torch
 import wavepe.hf
 from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
 from transformers import LlamaConfig, LlamaForCausalLM
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 LENGTH = 16  # trained length
 VOCABULARY = 50
@@ -29,12 +28,7 @@ def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
         "eos_token_id": None,
         "pad_token_id": 0,
     }
-    given = {**sizes, **options}
-    if not TRANSFORMERS_5 and (rope := given.pop("rope_parameters", None)):
-        given["rope_theta"] = rope["rope_theta"]
-        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-        given["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
-    return cls(**given)
+    return cls(**sizes | options)
 
 
 def tiny(cls=LlamaForCausalLM, config=None, **options):

@@ -307,7 +307,6 @@ hf.patch(llama(), 'wavelet', scales=2)
 entered(fixed(hf.patched), llama(), SPEC)
 hf.unpatch(hf.patch(llama(), 'alibi'))
 hf.set_theta(llama(), 100.0)
-hf.use_fused_rope(llama(), True)
 hf.patch_llama(SPEC)
 hf.convert(fixed('nowhere'), fixed('nowhere-either'), SPEC, link=False)
 """

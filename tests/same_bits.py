@@ -349,7 +349,7 @@ FAMILIES = {
     "qwen3_moe": EXPERTS,
     "olmoe": {"num_experts": 3, "num_experts_per_tok": 2},
 }
-STOCK_ROTARY = ("cohere", "glm", "stablelm")  # only set_theta and use_fused_rope take them
+STOCK_ROTARY = ("cohere", "glm", "stablelm")  # only set_theta takes them
 # For the Llamas "of".
 SOME = (
     *("rope", "rope:theta=500", "rope:type=linear,factor=2", "wavelet:scales=4", "transformer_xl"),
@@ -525,7 +525,7 @@ def situations(family, spec):
 
 
 def hf_cases():
-    """All families, encodings and situations; own types, bases, fused rotations, `patch_llama`."""
+    """All families, encodings and situations; own types, bases, `patch_llama`."""
     gc.collect()
     gc.freeze()  # `patch` looks for caches among all objects that are not frozen
     known = wavepe.hf.supported_families()
@@ -540,9 +540,8 @@ def hf_cases():
             yield f"hf/{family}/{spec}/own type", functools.partial(own_type, family, spec)
     for family in (*families, *STOCK_ROTARY):
         for spec in (None, *ROPES) if family in families else (None,):
-            for change in ("theta", "fused", "theta and fused"):
-                case = functools.partial(changed_rope, family, spec, change)
-                yield f"hf/{family}/{spec or 'stock'}/{change}", case
+            case = functools.partial(changed_rope, family, spec)
+            yield f"hf/{family}/{spec or 'stock'}/theta", case
     for spec in SPECS:
         yield f"hf/llama/{spec}/patch_llama", functools.partial(patch_llama, spec)
 
@@ -554,14 +553,11 @@ def own_type(family, spec):
         yield from case(model)
 
 
-def changed_rope(family, spec, change):
-    """A stock model, or one with a rope, with another base or the fused rotation."""
+def changed_rope(family, spec):
+    """A stock model, or one with a rope, with another base."""
     model = built(family) if spec is None else wavepe.hf.patch(built(family), spec)
-    if "theta" in change:
-        by_type = family == "gemma3_text" and spec is None
-        wavepe.hf.set_theta(model, {"full_attention": 77.0} if by_type else 77.0)
-    if "fused" in change:
-        wavepe.hf.use_fused_rope(model)
+    by_type = family == "gemma3_text" and spec is None
+    wavepe.hf.set_theta(model, {"full_attention": 77.0} if by_type else 77.0)
     for case in (hf_train, hf_cached, hf_packed if spec else hf_weights):
         yield from case(model)
 

@@ -37,7 +37,7 @@ def in_a_fork(command, cwd=None, real=hf_models.subprocess.run, **options):
 def run(tmp_path_factory):
     """The results of the whole command, whose processes are forks here."""
     file = tmp_path_factory.mktemp("results") / "results.json"
-    words = "--lengths 24 --padded 32 --fused 16 --layers 1 --hidden 128 --rounds 2"
+    words = "--lengths 24 --padded 32 --layers 1 --hidden 128 --rounds 2"
     threads = torch.get_num_threads()
     words = [*words.split(), "--contenders", STOCK, "alibi", "--json", str(file)]
     with pytest.MonkeyPatch.context() as patched:
@@ -70,15 +70,6 @@ def test_every_row_has_time_and_memory_of_both_phases(run):
     assert run["sizes"] == {**TINY, "heads": 2}
 
 
-def test_the_fused_rotation_is_timed(run):
-    (row,) = run["fused"]
-    assert row["length"] == 16
-    for key in hf_models.FUSED:
-        seconds = row[key]["seconds"]
-        assert list(seconds) == [STOCK, "fused"]
-        assert row[key]["ratio"]["fused"] == seconds["fused"]["min"] / seconds[STOCK]["min"] > 0
-
-
 def test_tables(run):
     time, memory = hf_models.time_table(run), hf_models.memory_table(run)
     for table in (time, memory):
@@ -91,7 +82,6 @@ def test_tables(run):
     ratio = run["rows"][1]["step"]["ratio"]["alibi"]
     assert time.splitlines()[-1].endswith(f"ms ({ratio:.2f}) |")
     assert memory.splitlines()[-1].count(" MiB (") == 1
-    assert len(hf_models.fused_table(run).splitlines()) == 2 + len(hf_models.FUSED)
 
 
 # ------------------------------------------------------------------ what is compared
@@ -199,15 +189,7 @@ def test_models_of_one_shape_share_their_weights():
 # ------------------------------------------------------------------ the pages
 
 MARKERS = {
-    speed.PAGE: (
-        "hf-time",
-        "hf-memory",
-        "hf-fused-rope",
-        "hf-decoding",
-        "hf-profile",
-        "bench",
-        "kernels",
-    ),
+    speed.PAGE: ("hf-time", "hf-memory", "hf-decoding", "hf-profile", "bench", "kernels"),
     swap.PAGE: ("hf-swap",),
 }
 
@@ -245,11 +227,11 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
     assert page_main(repository, "--write") == 0
     assert page_main(repository, "--check") == 0
     of_speed, of_swap = ((repository / page).read_text() for page in MARKERS)
-    for table in (hf_models.time_table, hf_models.memory_table, hf_models.fused_table):
+    for table in (hf_models.time_table, hf_models.memory_table):
         assert table(run) in of_speed
     unwrapped = " ".join(of_speed.split())
     for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
-        assert unwrapped.count(words) == (3 if "heads" in words else 7)
+        assert unwrapped.count(words) == (2 if "heads" in words else 6)
     assert "| 2 layers of 64, 2 / 1 heads; batch 8 |" in of_speed
     assert "| decoding, 8 x 16 | stock |" in of_speed
     assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", of_speed)
@@ -293,4 +275,3 @@ def test_kept_figures_of_speed_hold_the_claims():
         for name in CONTENDERS:
             grown = last["memory"][name][phase] / first["memory"][name][phase]
             assert grown < 1.1 * last["length"] / first["length"], name
-    assert all(row["rotation"]["ratio"]["fused"] < 0.5 for row in kept["fused"])

@@ -294,36 +294,6 @@ def test_a_compiled_module_copies_no_constants(spec):
     assert on_the_host(graph_of(module.to(DEVICE).train(), empty(2, LENGTH, 4 * HEAD))) == []
 
 
-# Stock models whose rotations are fused
-
-
-def test_fused_rotations_of_a_model():
-    """Each layer's forward and its gradient are one call of the operator."""
-    model = wavepe.hf.use_fused_rope(stock_llama()).to(DEVICE)
-
-    def run():  # with a cache, as transformers reads positions without one
-        model(input_ids=IDS, labels=IDS, use_cache=True).loss.backward()
-
-    run()
-    with Traffic() as traffic:
-        run()
-    assert traffic.found == []
-    assert traffic.ran.count("rope_qk") == 2 * model.config.num_hidden_layers
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fused_rotation_makes_no_copy_of_its_table(dtype):
-    """Under autocast queries are bfloat16 and angles float32: then they are cast, as by stock."""
-    layer = wavepe.hf.use_fused_rope(stock_llama()).model.layers[0].self_attn
-    rotate = layer.forward.__func__.__globals__["apply_rotary_pos_emb"]
-    q, k = (empty(2, LENGTH, heads, HEAD, dtype=dtype).transpose(1, 2) for heads in (4, 2))
-    with Traffic() as traffic:
-        rotate(q, k, empty(1, LENGTH, HEAD), empty(1, LENGTH, HEAD))
-    assert traffic.found == []
-    assert traffic.ran.count("rope_qk") == 1
-    assert traffic.ran.count("_to_copy") == (0 if dtype == torch.float32 else 2)
-
-
 def test_cuda_tensors_reach_a_kernel_of_ours():
     for name in ("rope_qk", "rope", "rope_table", "wavelet_table"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"wavepe::{name}", "CUDA"), name

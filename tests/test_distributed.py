@@ -21,7 +21,6 @@ import encoding_cases
 from cases import needs
 from examples_hf import EXAMPLES, in_processes, load
 from hf_model import patched_tiny
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 # Sums of parts against one sum, over the largest element. A gradient of a table is the
 # sum of 21 parts, each rounded to bfloat16.
@@ -66,7 +65,6 @@ def test_tensor_parallelism_is_right_or_refused(split, errors, processes):
             assert error <= 1e-5, spec
 
 
-@pytest.mark.skipif(not TRANSFORMERS_5, reason="tensor parallelism of transformers 5")
 def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
     """Heads are split between two processes."""
     needs("accelerate")

@@ -39,7 +39,6 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from wavepe.encodings import Encoding
 from wavepe.hf.absolute import AddAbsolute
 from wavepe.hf.families import CACHE_NAMES, argument_names
-from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.positions import tables
 
 WAVELET = "wavelet:scales=4"
@@ -335,10 +334,6 @@ def test_a_sequence_in_pieces(spec, cache):
     model, ids = patched(spec), tokens(2, 12)
     options = {"max_cache_len": 20} if cache == "static" else {}
     kind = StaticCache if cache == "static" else DynamicCache
-    if "fox" in spec and cache == "static" and not TRANSFORMERS_5:
-        with pytest.raises(ValueError, match="use a DynamicCache"):
-            model(ids, past_key_values=kind(config=model.config, **options))
-        return
     # The model's own name of the argument: `cache` from transformers 5.24 on.
     own = next(name for name in CACHE_NAMES if name in argument_names(model))
     ragged = torch.ones_like(ids)

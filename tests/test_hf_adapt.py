@@ -447,11 +447,10 @@ def test_an_encoding_that_does_not_fit_is_refused_first(tmp_path, make):
 
 
 @pytest.mark.parametrize("lora", [None, 4])
-def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path, monkeypatch):
+def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path):
     """The model is measured as it is saved, and beside the others."""
     if lora:
         pytest.importorskip("peft")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # transformers 4 leaves bf16 there
     given = {"control": True, "lora": lora, "tokens": 1280}
     exact = adapt(stock(), **given)
     done = adapt(stock(), folder=tmp_path, bf16=True, use_cpu=True, **given)

@@ -24,12 +24,9 @@ from hf_model import (
 )
 from processes import forked, output
 from transformers import StaticCache
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 ONE = {"num_hidden_layers": 1}
-# What transformers 4.57 makes masks of, as PyTorch traces it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 def each(specs, *quick):
@@ -117,9 +114,6 @@ assert not {"transformers", "wavepe.nn"} & set(sys.modules)
         assert close(got, logits(model, tokens(2, 300)), 1e-5)
 
 
-@pytest.mark.skipif(
-    not TRANSFORMERS_5, reason="transformers 4.56 cannot be traced there, with any attention"
-)
 @each((WAVELET, "shaw"), WAVELET)
 def test_steps_with_a_static_cache(spec, compiled, graphs):
     model, ids = patched_tiny(spec, **ONE), tokens(2, 12)
@@ -208,11 +202,10 @@ def test_the_attention_of_a_stock_model():
     model.set_attn_implementation("wavepe")
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert close(logits(compiled, ids, use_cache=False), wanted, 1e-5)
-    if TRANSFORMERS_5:  # stock models before have no graph here
-        cache = StaticCache(config=model.config, max_cache_len=32)
-        with torch.no_grad():
-            parts = [compiled(part, past_key_values=cache).logits for part in ids.split((12, 8), 1)]
-        assert close(torch.cat(parts, 1), wanted, 1e-5)
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        parts = [compiled(part, past_key_values=cache).logits for part in ids.split((12, 8), 1)]
+    assert close(torch.cat(parts, 1), wanted, 1e-5)
 
 
 @each(("rope:type=dynamic,factor=2", "rope:inference_theta=scaled"))

@@ -23,7 +23,6 @@ from transformers import LlamaModel
 from wavepe.cli import main
 from wavepe.hf import conversion, convert
 from wavepe.hf.config import UNKNOWN
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 LEARNED = ("shaw:clip=3", "transformer_xl", "wavelet:scales=4,learned=true")
@@ -171,7 +170,6 @@ ROPES = {
 }
 
 
-@pytest.mark.skipif(not TRANSFORMERS_5, reason="a stock Llama does not read rope_parameters there")
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_a_bare_rope_keeps_base_and_scaling(rope, tmp_path):
     source = stock(tmp_path / "source", "tied")

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from encoding_cases import LEARNED
-from hf_families import build, by_turns, decoder, stirred
+from hf_families import build, by_turns, stirred
 from hf_model import close, logits, patched_tiny, recompute, tokens
 from transformers import DynamicCache, StaticCache
 from wavepe.hf import counting
@@ -223,7 +223,7 @@ def test_rotations_and_stock_layers_stay_as_they_are():
         with_hidden(model, IDS, GAPS),
         1e-5,
     )
-    assert decoder(model)._wavepe.spec == "rope:theta=30"
+    assert model.base_model._wavepe.spec == "rope:theta=30"
     assert wavepe.hf.encoding_of(model) == "rope:theta=30"
 
 

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-import wavepe.hf
 from hf_families import FAMILIES, UNROTATED
 from test_hf_situations import UPSTREAM_OF_CONVOLUTIONS
 
 from benchmarks import hf_families
-from benchmarks import hf_other_types as others
 from benchmarks.command import RESULTS
 from docs.writers import families as page
 from docs.writers.__main__ import main as write
@@ -23,21 +21,6 @@ VERSIONS = (
     '<properties><property name="transformers" value="5.0.1"/>'
     '<property name="torch" value="2.10"/><property name="cell" value="{}"/></properties>'
 )
-
-
-# What these types are known for.
-REASONS = {
-    "gpt2": "no rotary module",
-    "bloom": "a bias or a term of the distance",
-    "whisper": "read an encoder",
-    "falcon": "do not call transformers' attention interface",
-    "deepseek_v3": "multi-head latent attention",
-    "qwen3_next": "keep a state",
-    "gemma4": "images or sound",
-    "exaone": "have the code of a supported family",  # it is a Llama
-    "phi": "not the attention",
-    "gptj": "by other code",
-}
 
 
 def kept(cases, folder):
@@ -52,19 +35,6 @@ def kept(cases, folder):
 
 def case(name, inside=""):
     return f'<testcase name="{name}">{inside}</testcase>'
-
-
-@pytest.mark.slow
-def test_the_kept_reasons_are_those_of_the_sources():
-    kept_file = ROOT / RESULTS / f"hf-other-types-{transformers.__version__}.json"
-    if not kept_file.exists():
-        pytest.skip("kept for another transformers")
-    found = others.measure()
-    assert found == json.loads(kept_file.read_text("utf-8"))
-    reasons = {kind: reason for reason, kinds in found["types"].items() for kind in kinds}
-    for kind, word in REASONS.items():
-        assert word in reasons[kind], kind
-    assert len(reasons) == found["causal"] - len(wavepe.hf.supported_families())
 
 
 def test_each_cell_of_the_newest_is_a_test_that_passed():
@@ -100,11 +70,7 @@ def test_what_a_run_says(tmp_path):
         "qwen3_mixed": {"beams": "upstream", "export": "not run"},
     }
     (tmp_path / page.PAGE).parent.mkdir(parents=True)
-    names = ("families", "other-types")
-    markers = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in names)
-    for file in (ROOT / RESULTS).glob("hf-other-types-*.json"):
-        (tmp_path / RESULTS / file.name).write_bytes(file.read_bytes())
-    (tmp_path / page.PAGE).write_text(markers, "utf-8")
+    (tmp_path / page.PAGE).write_text("<!-- families:begin -->\n<!-- families:end -->\n", "utf-8")
     options = ["families", "--root", str(tmp_path)]
     assert write([*options, "--check"]) == 1
     assert write([*options, "--write"]) == 0

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_families import IN_A_DICT, build
+from hf_families import build
 from hf_model import LENGTH, close, logits, patched_tiny, pickled, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
@@ -154,12 +154,8 @@ def test_copies_files_and_the_way_back(tmp_path):
 def test_phi3_computes_its_keys_again():
     """Its own `generate` does, at the original length; in some versions it forgets the tokens."""
     lists = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    if IN_A_DICT:
-        given = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 50.0, **lists}}
-    else:
-        given = {"rope_scaling": {"type": "longrope", **lists}, "rope_theta": 50.0}
-    given["partial_rotary_factor"] = 1.0
-    model = build("phi3", original_max_position_embeddings=LENGTH, **given)
+    rope = {"rope_type": "longrope", "rope_theta": 50.0, "partial_rotary_factor": 1.0, **lists}
+    model = build("phi3", original_max_position_embeddings=LENGTH, rope_parameters=rope)
     ids = tokens(1, 10)
     right = torch.equal(model.generate(ids, **MORE), model.generate(ids, use_cache=False, **MORE))
     for spec in ("rope", "alibi", "normalised"):

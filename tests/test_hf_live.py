@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_families import build, by_turns, decoder
+from hf_families import build, by_turns
 from hf_model import logits, own_tiny, patched_tiny, tiny, tokens
 from wavepe.hf.rope_config import bases, write_bases
 
@@ -34,11 +34,11 @@ def with_changed_frequencies(model):
 
 
 def with_changed_factor(model):
-    decoder(model).rotary_emb.attention_scaling = 1.5
+    model.base_model.rotary_emb.attention_scaling = 1.5
 
 
 def with_interpolated_positions(model):
-    rotary = decoder(model).rotary_emb
+    rotary = model.base_model.rotary_emb
     rotary.inv_freq = rotary.inv_freq / 4
 
 

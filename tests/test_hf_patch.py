@@ -45,7 +45,6 @@ from transformers.models.llama.modeling_llama import (
 from wavepe.hf.families import argument_names
 from wavepe.hf.layers import Choice
 from wavepe.hf.patching import warn_of_scales
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -298,8 +297,7 @@ def test_an_attention_layer_alone(spec, all_llamas):
     own = whole.model.rotary_emb(hidden, positions)
     with torch.no_grad():
         wanted = inside(hidden, own, None, position_ids=positions)[0]
-        given = {"attention_mask": None}  # transformers < 5 asks for it
-        assert torch.equal(layer(hidden, position_embeddings=angles, **given)[0], wanted)
+        assert torch.equal(layer(hidden, position_embeddings=angles)[0], wanted)
         assert torch.equal(layer(hidden, angles, None)[0], wanted)
         assert torch.equal(layer(hidden, None, None)[0], wanted)
         assert close(layer(hidden, None, None, position_ids=positions + 5)[0], wanted, 1e-5)
@@ -432,9 +430,8 @@ def test_continuous_batching(make):
     model = wavepe.hf.patch(make(), WAVELET)
     rows = [row.tolist() for row in IDS]
     settings = transformers.GenerationConfig(max_new_tokens=2, eos_token_id=-1, do_sample=False)
-    if TRANSFORMERS_5:  # before, it needs a GPU
-        with pytest.raises(ValueError, match=r"continuous batching|paged\|wavepe"):
-            model.generate_batch(rows, generation_config=settings, progress_bar=False)
+    with pytest.raises(ValueError, match=r"continuous batching|paged\|wavepe"):
+        model.generate_batch(rows, generation_config=settings, progress_bar=False)
     refused = pytest.raises(ValueError, match="continuous batching uses a paged cache")
     with refused:
         model.model.layers[0].self_attn(torch.zeros(2, 12, model.config.hidden_size), cache="paged")

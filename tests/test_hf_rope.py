@@ -12,10 +12,9 @@ pytest.importorskip("transformers")
 import wavepe.hf
 from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
-from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wavepe.encodings import RoPE
-from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.hf.rotary import RopeRotation
 
 THETA = 50.0  # small, so that positions matter in sequences this short
@@ -260,49 +259,3 @@ def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
     assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [RopeRotation]
     ids = tokens(1, LENGTH)
     assert close(logits(model, ids), logits(scaled("linear", factor=4.0), ids), 1e-5)
-
-
-FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
-
-
-@pytest.mark.skipif(TRANSFORMERS_5, reason="configurations of transformers < 5")
-@pytest.mark.parametrize(
-    ("config", "scaling", "original"),
-    [
-        (MistralConfig, {"type": "linear", "factor": 2.0}, None),
-        (Phi3Config, {"type": "longrope", **FACTORS}, LENGTH),
-        # It reads the length from the configuration alone, and there leaves the factor unread.
-        (MistralConfig, {"rope_type": "longrope", "factor": 3.0, **FACTORS}, LENGTH),
-        (
-            MistralConfig,
-            {
-                "rope_type": "longrope",
-                "factor": 3.0,
-                "original_max_position_embeddings": LENGTH,
-                **FACTORS,
-            },
-            None,
-        ),
-    ],
-)
-def test_scalings_as_older_files_have_them(config, scaling, original):
-    lengths = {} if original is None else {"original_max_position_embeddings": original}
-    config = config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=HEAD,
-        max_position_embeddings=2 * LENGTH,
-        rope_scaling=scaling,
-        pad_token_id=0,
-        **lengths,
-    )
-    stock = tiny(cls=AutoModelForCausalLM.from_config, config=config)
-    for length in (LENGTH, 2 * LENGTH + 3):
-        wanted = logits(stock, tokens(1, length))
-        for spec in ("rope", {"0": "rope"}):
-            with wavepe.hf.patched(stock, spec):
-                assert close(logits(stock, tokens(1, length)), wanted, 1e-5)

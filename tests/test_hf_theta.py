@@ -13,7 +13,6 @@ from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, bui
 from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.hf.theta import set_theta
 
 OTHER = 9.0
@@ -137,10 +136,7 @@ def test_the_frequencies_count_and_not_what_the_configuration_says():
     assert model.config is config
     assert model.model.rotary_emb.inv_freq is buffer
     assert not model.model._forward_pre_hooks
-    if TRANSFORMERS_5:
-        model.config.rope_parameters["rope_theta"] = OTHER
-    else:
-        model.config.rope_theta = OTHER
+    model.config.rope_parameters["rope_theta"] = OTHER
     same_model(set_theta(model, OTHER), build("llama", OTHER), ids)
 
 

@@ -42,7 +42,6 @@ from wavepe.hf import WavePELlamaConfig, WavePELlamaForCausalLM, WavePELlamaMode
 from wavepe.hf.config import CONFIGS, MODELS
 from wavepe.hf.families import decoder
 from wavepe.hf.model_types import KINDS
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -384,7 +383,6 @@ for make in (wavepe.hf.WavePEMixtralForCausalLM, transformers.MixtralForCausalLM
 """
 
 
-@pytest.mark.skipif(not TRANSFORMERS_5, reason="transformers 4 has one way")
 def test_the_experts_are_computed_as_in_the_family():
     """transformers asks the class, and remembers the answer of a stock one for those derived."""
     own, stock = output("-c", EXPERTS, start=forked).split()
@@ -417,7 +415,7 @@ def test_labels_that_are_shifted_already(tmp_path):
 
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 PIECES = [*SPECIAL.values(), "a", "b", "c", "ab", "Ġ", "Ġa", "▁", "▁a"]
-# What a file may name; transformers 5 corrects some of it by model_type.
+# What a file may name; transformers corrects some of it by model_type.
 NAMED = (None, "PreTrainedTokenizerFast", "LlamaTokenizer", "GemmaTokenizerFast", "Qwen2Tokenizer")
 
 
@@ -440,10 +438,7 @@ def write_tokenizer(folder, space, named):
 
 def chosen(folder):
     """The class that AutoTokenizer takes and how that cuts a text, or the error's class."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except ImportError as error:  # transformers 4 has slow ones, which need more packages
-        return type(error)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     return type(tokenizer), tokenizer("ab a b c")["input_ids"]
 
 

@@ -69,12 +69,9 @@ def arguments(folder, **options):
     return TrainingArguments(str(folder), **options)
 
 
-# transformers 4.56 calls it.
-@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
-def test_trainer_in_bfloat16(tmp_path, monkeypatch):
+def test_trainer_in_bfloat16(tmp_path):
     """Weights in bfloat16, autocast, and places in float32: in the model, the file, and again."""
     needs("accelerate")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which 4.56 sets for good
     model, rows, ids = patched_tiny(LEARNED).to(torch.bfloat16), tokens(8, 12), tokens(2, 30)
     first = model.model.position_encoding.scale.detach().clone()
     given = arguments(tmp_path, max_steps=3, save_steps=3, learning_rate=1e-3, bf16=True)

@@ -1,11 +1,10 @@
-"""docs/reference/families.md, from hf-families-*.json and hf-other-types-*.json."""
+"""docs/reference/families.md, from hf-families-*.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hf_other_types
 from benchmarks.command import table
 from benchmarks.hf_families import COLUMNS
 
@@ -15,13 +14,9 @@ PAGE = Path("docs", "reference", "families.md")
 
 
 def blocks(root: Path) -> dict[str, str]:
-    """Return the exceptions of all kept versions of transformers, and the newest's other types."""
-    families = kept_runs(root, "hf-families", "hf_families")
-    others = kept_runs(root, "hf-other-types", "hf_other_types --json")
-    return {
-        "families": "\n\n".join(map(exceptions, families)),
-        "other-types": hf_other_types.table(others[0]),
-    }
+    """Return the exceptions of all kept versions of transformers."""
+    runs = kept_runs(root, "hf-families", "hf_families")
+    return {"families": "\n\n".join(map(exceptions, runs))}
 
 
 def exceptions(run: dict[str, Any]) -> str:

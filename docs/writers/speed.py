@@ -29,7 +29,6 @@ def blocks(root: Path) -> dict[str, str]:
     found = {
         "hf-time": (models, hf_models.time_table, shape),
         "hf-memory": (models, hf_models.memory_table, shape),
-        "hf-fused-rope": (models, hf_models.fused_table, shape),
         "hf-profile": (profile, hf_profile.table, ""),
     }
     texts = {

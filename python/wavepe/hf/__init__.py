@@ -3,8 +3,8 @@
 `patch` changes a live model of a supported family, and `unpatch` restores it. A patched model saves
 itself as the model type "wavepe_<family>" (`WavePELlamaForCausalLM`, `WavePEMistralForCausalLM`,
 ...). Importing this module registers these types with the Auto classes. `convert` turns the
-checkpoint folder of a stock model into one of these types. `set_theta` and `use_fused_rope` also
-work on stock models with a rotary embedding.
+checkpoint folder of a stock model into one of these types. `adapt` swaps the encoding of a trained
+model and trains it on. `set_theta` also works on stock models with a rotary embedding.
 """
 
 import importlib as _importlib
@@ -26,7 +26,6 @@ from .config import CONFIGS as _CONFIGS
 from .config import MODELS as _MODELS
 from .conversion import convert
 from .families import supported_families
-from .fused_rope import use_fused_rope
 from .learned import parameter_groups
 from .lengths import fix_length
 from .patching import encoding_of, patch, patch_llama, patched, unpatch, unpatch_llama
@@ -64,5 +63,4 @@ __all__ = [
     "supported_families",
     "unpatch",
     "unpatch_llama",
-    "use_fused_rope",
 ]

@@ -18,7 +18,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from ..common.runtime import __version__
-from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock, stock_encoding
 from .folder import AUTO_CLASSES, auto_map, write_beside
 from .layers import Choice, StoredSpec, changed_encoding, spec_text
@@ -27,7 +26,6 @@ CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an en
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
 # A stock class that reads the file asks for an attention of this name. There is none, so its error
 # message shows this text. Without it, the class would use RoPE and say nothing.
-# transformers < 5 overwrites the first key and keeps the second.
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {
     "attn_implementation": UNKNOWN,
@@ -139,9 +137,10 @@ class EncodedConfig(OwnConfig):
 
         def __init__(self, position_encoding: Any = "rope", **kwargs: Any) -> None:
             self.position_encoding = position_encoding
-            given = kwargs.pop("rope_parameters", None)
-            if given:
-                kwargs |= rope_config.for_init(self.stock.model_type, given)
+            rope = kwargs.get("rope_parameters") or {}
+            if self.stock.model_type == "gpt_neox" and "partial_rotary_factor" in rope:
+                # 5.0 would overwrite it, unless it has its old name, too
+                kwargs["rotary_pct"] = rope["partial_rotary_factor"]
             super().__init__(**{"attn_implementation": ATTENTION, **_checked(kwargs)})
 
     @classmethod

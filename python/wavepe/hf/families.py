@@ -9,7 +9,6 @@ function.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
 from .pairs import Layout
-from .rope_config import EACH_BASE, TRANSFORMERS_5, Slot, has_layer_types, layer_bases
-from .why_not import UNTESTED, why_not
+from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
 # whose encoding leaves the scores alone.
@@ -58,8 +56,6 @@ SUPPORTED = {
     "gpt_oss": "attention sinks, a window in every second layer; the experts",
     "inkling_text": "windows, short convolutions, the scaling of queries; its own bare `relative`",
 }
-if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
-    del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
 _NEW = (
     "granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss",
     "inkling_text",
@@ -109,7 +105,7 @@ def decoder(model: nn.Module) -> Any:
     Raises
     ------
     TypeError
-        `model` is of no family that can be patched. The message says why.
+        `model` is of no family that can be patched, or not built like its family.
     """
     need_module(model)
     if not isinstance(model, PreTrainedModel):
@@ -123,14 +119,12 @@ def decoder(model: nn.Module) -> Any:
         )
     supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
     base, config = model.base_model, model.config
-    if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
-        base = getattr(model, "model", base)
     name = f"{type(model).__name__} (model_type {config.model_type!r})"
     if isinstance(base, PreTrainedModel) and base is not model:
         config = base.config
     kind = family(config)
     if kind not in SUPPORTED:
-        raise TypeError(f"got a {name}: {_why_not(base, config)}; {supported}")
+        raise TypeError(f"got a {name}, whose family is not supported: {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
     try:
@@ -163,17 +157,6 @@ def is_rotary(config: Any) -> bool:
     return stock_encoding(family(config)) == "rope"
 
 
-def _why_not(base: nn.Module, config: Any) -> str:
-    """Return the reason why a model of an unknown family cannot be patched."""
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder"
-    try:
-        source = inspect.getsource(sys.modules[type(base).__module__])
-    except (OSError, TypeError):  # a class that was typed in
-        return UNTESTED
-    return why_not(source, type(base).__name__)
-
-
 def names_in_forward(module: nn.Module) -> tuple[str, ...]:
     """Return the names of globals and attributes in the code of the class's forward."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -198,16 +181,13 @@ def attentions(base: Any) -> list[Any]:
 def slots(base: Any) -> list[Slot | None]:
     """Return the slot that rotates each layer; None for layers that the family does not rotate."""
     config, layers = base.config, attentions(base)
-    if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
-        names = ("rotary_emb", "rotary_emb_local")
-        return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
     if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
     if family(config) == "granite_swa":
-        every = layer_bases(config)
+        bases = layer_bases(config)
         return [
-            Slot(f"{EACH_BASE}{every.index(base)}") if base else None
-            for base in config.layer_rope_theta[: len(layers)]
+            Slot(f"{EACH_BASE}{bases.index(theta)}") if theta else None
+            for theta in config.layer_rope_theta[: len(layers)]
         ]
     return [Slot() if _rotates(layer) else None for layer in layers]
 
@@ -297,7 +277,7 @@ def embedding_scale(base: Any) -> float:
 
 
 # transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
-FORGETS_TOKENS = TRANSFORMERS_5 and (
+FORGETS_TOKENS = (
     "next_sequence_length"
     not in inspect.unwrap(Phi3ForCausalLM.prepare_inputs_for_generation).__code__.co_consts
 )
@@ -308,7 +288,7 @@ def recomputes_keys_after(config: Any) -> int:
 
     Phi-3 does so, because its frequencies change at that length.
     """
-    if family(config) != "phi3" or not (TRANSFORMERS_5 or config.rope_scaling):
+    if family(config) != "phi3":
         return 0
     return config.original_max_position_embeddings
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from . import families, pairs
-from .fused_rope import APPLY
 from .layers import spec_text
+from .pairs import APPLY
 
 # Of a pass through a model that has forwards of others: the attention layers that ran.
 _passing = threading.local()

@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, conversion_mapping
 from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
-
-try:  # the names of weights on disk, since transformers 5
-    from transformers import conversion_mapping
-except ImportError:
-    conversion_mapping = None
 
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS
@@ -163,8 +158,8 @@ def register() -> None:
 def _register_tokenizer(kind: str, config: Any) -> None:
     """Let AutoTokenizer choose the tokenizer of the stock type.
 
-    AutoTokenizer looks up the class of the configuration. In transformers 5 it first looks up the
-    model_type: in a table, and in a set of types whose files name a wrong tokenizer class.
+    AutoTokenizer looks up the model_type in a table, and in a set of types whose files name a wrong
+    tokenizer class. Then it looks up the class of the configuration.
     """
     stock, tables = config.stock.model_type, tokenization_auto
     classes = tables.TOKENIZER_MAPPING.get(config.stock, None)
@@ -188,8 +183,6 @@ def _copy_conversion(stock: str, own: str) -> None:
 
 
 def _conversion(name: str) -> Any:
-    if conversion_mapping is None:
-        return None
     return conversion_mapping.get_checkpoint_conversion_mapping(name)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .. import ops
 
+APPLY = "apply_rotary_pos_emb"  # the function that rotates, a global of a family's modelling file
+
 
 class Layout(NamedTuple):
     """Order of the pairs and form of the angles in a family.
@@ -55,32 +57,22 @@ def _as_it_is(table: Tensor) -> Tensor:
     return table
 
 
-LLAMA, _, GPT_OSS, GLM, COHERE, _ = LAYOUTS = [
-    Layout(interleaved, widen, narrow)
-    for interleaved in (False, True)
-    for widen, narrow in (
-        (_in_halves, _first_half),
-        (_twice, _every_second),
-        (_as_it_is, _as_it_is),
-    )
-]
-
-
-def sample(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), all values distinct."""
-    with torch.device(device), torch.inference_mode(False):
-        q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
-        return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
+LLAMA = Layout(False, _in_halves, _first_half)
+GPT_OSS = Layout(False, _as_it_is, _as_it_is)
+GLM = Layout(True, _in_halves, _first_half)
+COHERE = Layout(True, _twice, _every_second)
 
 
 @torch.no_grad()
 def agrees(layout: Layout, apply: Callable[..., Any], device: torch.device | str = "cpu") -> bool:
     """Return whether `apply(q, k, cos, sin)` rotates these pairs, given angles in this form."""
-    q, k, angles = sample(device)
+    with torch.device(device), torch.inference_mode(False):
+        q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
+    q, k, angles = q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
     cos, sin = angles.cos(), angles.sin()
     expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
     try:
-        got = apply(q, k, layout.widen(cos), layout.widen(sin))
-        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected, strict=True))
+        rotated = apply(q, k, layout.widen(cos), layout.widen(sin))
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(rotated, expected, strict=True))
     except Exception:  # an unknown function may raise anything for these arguments
         return False

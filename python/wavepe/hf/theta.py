@@ -23,7 +23,7 @@ from .cache_guard import CacheGuard, frequency_name
 from .families import need_module
 from .layers import spec_text
 from .live import check_live, frequencies, has_only_a_base, rebuilt
-from .rope_config import ALL_LAYERS, Bases, Slot
+from .rope_config import ALL_LAYERS, Bases
 from .rotary import RopeRotation, Rotary
 
 M = TypeVar("M", bound=nn.Module)
@@ -92,7 +92,7 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
         module = place.module
         # A base that is only in the configuration, or only in memory, is mended here.
         if not (isinstance(module, RopeRotation) or has_only_a_base(module, module.config)):
-            check_live(module, rope_config.of_slot(module.config, place.slot))
+            check_live(module, module.config)
     old = places[0].module.config
     copies = _ConfigCopies(model)
     new = copies.of(old)
@@ -120,15 +120,6 @@ class _Place(NamedTuple):
     module: Any
     owner: nn.Module
 
-    @property
-    def slot(self) -> Slot:
-        """Of stock modules; Gemma 3 has another one for layers with a window (transformers 4)."""
-        return Slot(self.name.rpartition(".")[2])
-
-    @property
-    def local(self) -> bool:
-        return self.slot.module == "rotary_emb_local"
-
 
 def _rotary_places(model: nn.Module) -> list[_Place]:
     """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
@@ -146,7 +137,7 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
             "call wavepe.hf.unpatch(model), and patch it with the theta that each should have"
         )
     models = list(_models(model))
-    configs = {id(p.module.config): p.module.config for p in found if not p.local}
+    configs = {id(p.module.config): p.module.config for p in found}
     if models and len(configs) > 1:  # a text model with parts for images and sound
         of_text = models[0].config.get_text_config(decoder=True)
         configs = {key: config for key, config in configs.items() if config is of_text}
@@ -163,7 +154,7 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
             f"set_theta cannot set the base of a {type(model).__name__}: the base must be in the "
             "configuration of one causal model"
         )
-    return [place for place in found if place.local or place.module.config is config]
+    return [place for place in found if place.module.config is config]
 
 
 def _find_places(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
@@ -292,7 +283,7 @@ def _rebuilt(place: _Place, config: Any) -> Any:
                 rotation = RopeRotation(config, module.slot, module.dims, rope)
                 rotation.fix(module.rotation.length)
                 return rotation
-        built = rebuilt(module, rope_config.of_slot(config, place.slot))
+        built = rebuilt(module, config)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"theta must give finite frequencies: {error}") from error
     if not all(x.isfinite().all() for x in _frequencies(built)):
