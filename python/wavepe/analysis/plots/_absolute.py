@@ -6,22 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from .figure import (
-    MOST_DIMS,
-    Path,
-    Specs,
-    clear_at_zero,
-    encodings_of,
-    panel_row,
-    save,
-    size,
-)
+from . import drawing
 
 
 def absolute(
-    path: Path,
+    path: drawing.Path,
     *,
-    encodings: Specs = ("sinusoidal", "binary", "normalised"),
+    encodings: drawing.Specs = ("sinusoidal", "binary", "normalised"),
     dim: int = 16,
     length: int = 256,
 ) -> dict[str, Any]:
@@ -46,17 +37,18 @@ def absolute(
         The drawn numbers: "panels", a list of dicts with "encoding" (str) and "values", an array
         (length, dim).
     """
-    adding = encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
-    length, dim = size("length", length, 2, 4096), size("dim", dim, 1, MOST_DIMS)
+    adding = drawing.encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
+    length = drawing.size("length", length, 2, 4096)
+    dim = drawing.size("dim", dim, 1, drawing.MOST_DIMS)
     panels = [
         {"encoding": str(encoding), "values": encoding.absolute(np.arange(length), dim)}
         for encoding in adding
     ]
-    figure, row = panel_row(panels, 4.4, "dimension", "position (tokens)")
+    figure, row = drawing.panel_row(panels, 4.4, "dimension", "position (tokens)")
     for axes, panel in zip(row, panels, strict=True):
         values = panel["values"]
-        colours = clear_at_zero(float(values.max()), signed=bool(values.min() < 0))
+        colours = drawing.clear_at_zero(float(values.max()), signed=bool(values.min() < 0))
         image = axes.imshow(values, aspect="auto", interpolation="nearest", **colours)
         figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
-    save(figure, path)
+    drawing.save(figure, path)
     return {"panels": panels}

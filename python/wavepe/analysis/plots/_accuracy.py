@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ...common import checks
 from ...common.labels import fold, shortened
-from .figure import Path, new_figure, save
+from .drawing import Path, new_figure, save
 
 _LABEL_WIDTH = 24
 

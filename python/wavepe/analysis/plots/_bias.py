@@ -8,26 +8,13 @@ import numpy as np
 
 from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding
-from .figure import (
-    GRID,
-    MOST_HEADS,
-    MOST_TOKENS,
-    Path,
-    Specs,
-    encodings_of,
-    legend_beside,
-    panel_row,
-    save,
-    shades,
-    size,
-    ticks,
-)
+from . import drawing
 
 
 def bias(
-    path: Path,
+    path: drawing.Path,
     *,
-    encodings: Specs = ("alibi", "kerple", "sandwich"),
+    encodings: drawing.Specs = ("alibi", "kerple", "sandwich"),
     heads: int = 8,
     length: int = 256,
 ) -> dict[str, Any]:
@@ -53,25 +40,26 @@ def bias(
         The drawn numbers: "distance", an int array (length,), and "panels", a list of dicts with
         "encoding" (str) and "bias", an array (heads, length).
     """
-    biasing = encodings_of(
+    biasing = drawing.encodings_of(
         encodings,
         "an encoding with slopes or biases",
         lambda encoding: {"slopes", "bias"} & set(encoding.terms),
     )
-    length, heads = size("length", length, 2, MOST_TOKENS), size("heads", heads, 1, MOST_HEADS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
+    heads = drawing.size("heads", heads, 1, drawing.MOST_HEADS)
     panels: list[dict[str, Any]] = [
         {"encoding": str(e), "bias": _values(e, length, heads)} for e in biasing
     ]
-    figure, row = panel_row(panels, 3.6, "distance", "added to the score")
-    listed = ticks(heads, 8)
+    figure, row = drawing.panel_row(panels, 3.6, "distance", "added to the score")
+    listed = drawing.ticks(heads, 8)
     for axes, panel in zip(row, panels, strict=True):
-        for head, colour in enumerate(shades(heads)):
+        for head, colour in enumerate(drawing.shades(heads)):
             name = f"{head + 1}" if head in listed else None
             axes.plot(panel["bias"][head], color=colour, linewidth=1.4, label=name)
-        axes.grid(True, **GRID)
+        axes.grid(True, **drawing.GRID)
         axes.set_xlim(0, length - 1)
-    legend_beside(row[-1:], "head")
-    save(figure, path)
+    drawing.legend_beside(row[-1:], "head")
+    drawing.save(figure, path)
     return {"distance": np.arange(length), "panels": panels}
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ...common import checks
-from . import figure as shared
-from .figure import COLOURS, LINES, MARKERS, SHADE, Path, check_texts, new_figure, numbers, save
+from . import drawing
 
 _FAINTEST = 1e-4  # all weights below this have one colour
 _PANEL, _PANELS_IN_A_ROW = 3.4, 4
@@ -20,7 +19,7 @@ _MOST_CELLS_WITH_TEXT = 200
 
 def band_heatmap(
     heatmap: ArrayLike,
-    path: Path,
+    path: drawing.Path,
     *,
     measured: float | None = None,
     predicted: float | None = None,
@@ -45,11 +44,11 @@ def band_heatmap(
     ----------
     Oka et al., "Frequency Bands in RoPE", ICLR 2026.
     """
-    norms = numbers("heatmap", heatmap, 2)
+    norms = drawing.numbers("heatmap", heatmap, 2)
     lines = {"measured mean": measured, "predicted j*": predicted}
     places = {name: checks.finite(name, pair) for name, pair in lines.items() if pair is not None}
-    check_texts(title=title)
-    figure = new_figure(6.4, 4.8)
+    drawing.check_texts(title=title)
+    figure = drawing.new_figure(6.4, 4.8)
     axes = figure.subplots()
     image = axes.imshow(norms, aspect="auto", interpolation="nearest", cmap="viridis")
     # A predicted band can lie outside the head.
@@ -63,12 +62,12 @@ def band_heatmap(
     figure.colorbar(image, ax=axes, label="mean L2 norm of the pair")
     if places:
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    shared.title(axes, title)
-    save(figure, path)
+    drawing.title(axes, title)
+    drawing.save(figure, path)
 
 
 def attention_maps(
-    maps: Sequence[ArrayLike], path: Path, *, titles: Sequence[str] | None = None
+    maps: Sequence[ArrayLike], path: drawing.Path, *, titles: Sequence[str] | None = None
 ) -> None:
     """Draw attention weights side by side, on one logarithmic scale.
 
@@ -83,7 +82,7 @@ def attention_maps(
     """
     if isinstance(maps, (str, bytes)) or not isinstance(maps, (Sequence, np.ndarray)):
         raise TypeError(f"maps must be a list of arrays, got {type(maps).__name__}")
-    panels = [numbers("maps", weights, 2) for weights in maps]
+    panels = [drawing.numbers("maps", weights, 2) for weights in maps]
     if not panels:
         raise ValueError("maps must hold at least one map, got none")
     names = [""] * len(panels) if titles is None else titles
@@ -94,12 +93,12 @@ def attention_maps(
             f"titles must hold one text for each of the {len(panels)} maps, got {len(names)}"
         )
     for name in names:
-        check_texts(title=name)
+        drawing.check_texts(title=name)
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
     lines = 1 + max(name.count("\n") for name in names)
     height = rows * (_PANEL + 0.2 * lines) + 0.3
-    figure = new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
+    figure = drawing.new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
     from matplotlib.colors import LogNorm
 
     figure.set_layout_engine("compressed")  # no empty space between the square panels
@@ -113,20 +112,20 @@ def attention_maps(
         image = axes.imshow(
             np.ma.maximum(weights, _FAINTEST), norm=norm, cmap="viridis", interpolation="nearest"
         )
-        axes.set_facecolor(("0.5", SHADE["alpha"]))
+        axes.set_facecolor(("0.5", drawing.SHADE["alpha"]))
         axes.set_xlabel("key")
         axes.set_ylabel("query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)
-        shared.title(axes, names[number])
+        drawing.title(axes, names[number])
     figure.colorbar(
         image, ax=grid, label="attention weight", extend="min", shrink=0.9 if rows == 1 else 0.7
     )
-    save(figure, path)
+    drawing.save(figure, path)
 
 
 def needle_grid(
     grid: ArrayLike,
-    path: Path,
+    path: drawing.Path,
     *,
     lengths: Sequence[int],
     depths: Sequence[float],
@@ -147,15 +146,17 @@ def needle_grid(
     title : str, optional
         Text above the picture.
     """
-    rates = numbers("grid", grid, 2)
-    columns, rows = numbers("lengths", lengths, 1), numbers("depths", depths, 1)
+    rates = drawing.numbers("grid", grid, 2)
+    columns, rows = drawing.numbers("lengths", lengths, 1), drawing.numbers("depths", depths, 1)
     if rates.shape != (len(columns), len(rows)):
         raise ValueError(
             f"grid must have shape ({len(columns)}, {len(rows)}) for these lengths and depths, got "
             f"{rates.shape}"
         )
-    check_texts(title=title)
-    figure = new_figure(max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4))
+    drawing.check_texts(title=title)
+    figure = drawing.new_figure(
+        max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4)
+    )
     axes = figure.subplots()
     image = axes.imshow(rates.T, aspect="auto", cmap="cividis", vmin=0.0, vmax=1.0)
     axes.set_xticks(range(len(columns)), [f"{length:.15g}" for length in columns])
@@ -169,14 +170,14 @@ def needle_grid(
             colour = "white" if rate < 0.5 else "black"
             axes.text(x, y, f"{rate:.0%}", ha="center", va="center", color=colour, size=8)
     figure.colorbar(image, ax=axes, label="share of facts found")
-    shared.title(axes, title)
-    save(figure, path)
+    drawing.title(axes, title)
+    drawing.save(figure, path)
 
 
 def sweep_curve(
     values: Sequence[float],
     perplexity: Mapping[Any, Sequence[float]],
-    path: Path,
+    path: drawing.Path,
     *,
     name: str,
     logarithmic: bool = False,
@@ -202,30 +203,30 @@ def sweep_curve(
     title : str, optional
         Text above the picture.
     """
-    places = numbers("values", values, 1)
+    places = drawing.numbers("values", values, 1)
     if not isinstance(perplexity, Mapping):
         raise TypeError(f"perplexity must be a mapping, got {type(perplexity).__name__}")
-    lines = {length: numbers("perplexity", line, 1) for length, line in perplexity.items()}
+    lines = {length: drawing.numbers("perplexity", line, 1) for length, line in perplexity.items()}
     for length, line in lines.items():
         if len(line) != len(places):
             raise ValueError(
                 f"perplexity[{length}] must hold one number for each of the {len(places)} values, "
                 f"got {len(line)}"
             )
-    check_texts(name=name, unit=unit, title=title)
-    figure = new_figure(6.8, 4.2)
+    drawing.check_texts(name=name, unit=unit, title=title)
+    figure = drawing.new_figure(6.8, 4.2)
     axes = figure.subplots()
     order = np.argsort(places)
     for number, (length, line) in enumerate(lines.items()):
         axes.plot(
-            places[order], line[order], color=COLOURS[number % 8],
-            marker=MARKERS[number % 8], linestyle=LINES[number // 8 % 4], label=str(length),
+            places[order], line[order], color=drawing.COLOURS[number % 8], label=str(length),
+            marker=drawing.MARKERS[number % 8], linestyle=drawing.LINES[number // 8 % 4],
         )  # fmt: skip
     if logarithmic:
         axes.set_xscale("log")
-    shared.plain_ticks(axes)
+    drawing.plain_ticks(axes)
     axes.set_xlabel(name)
     axes.set_ylabel(f"perplexity per {unit}")
     figure.legend(loc="outside right upper", frameon=False, title="length")
-    shared.title(axes, title)
-    save(figure, path)
+    drawing.title(axes, title)
+    drawing.save(figure, path)

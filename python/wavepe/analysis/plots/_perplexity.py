@@ -12,7 +12,7 @@ import numpy as np
 
 from ...common import checks
 from ...common.labels import fold, shortened
-from .figure import (
+from .drawing import (
     WIDTH,
     Path,
     check_texts,

@@ -13,29 +13,13 @@ from ...common import checks
 from ...encodings import Encoding, RoPE, Sinusoidal
 from .._bands import predicted_band
 from .._matrices import multiscale_rope_matrix, rope_matrix, rope_wavelet_matrix
-from .figure import (
-    GRID,
-    MOST_DIMS,
-    MOST_TOKENS,
-    SHADE,
-    WIDTH,
-    Path,
-    Specs,
-    clear_at_zero,
-    encodings_of,
-    folded,
-    legend_below,
-    new_figure,
-    save,
-    shades,
-    size,
-)
+from . import drawing
 
 
 def decay(
-    path: Path,
+    path: drawing.Path,
     *,
-    encodings: Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
+    encodings: drawing.Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
     dim: int = 128,
     length: int = 1024,
 ) -> dict[str, Any]:
@@ -63,10 +47,11 @@ def decay(
         The drawn numbers: "distance", an int array (length,), and "lines", a list of dicts with
         "encoding" (str) and "product", an array (length,).
     """
-    waves = encodings_of(
+    waves = drawing.encodings_of(
         encodings, "rope or sinusoidal", lambda encoding: isinstance(encoding, (RoPE, Sinusoidal))
     )
-    length, dim = size("length", length, 2, MOST_TOKENS), size("dim", dim, 2, MOST_DIMS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
+    dim = drawing.size("dim", dim, 2, drawing.MOST_DIMS)
     distance = np.arange(length)
     lines = []
     for encoding in waves:
@@ -74,23 +59,23 @@ def decay(
         product = vectors @ vectors[0]
         lines.append({"encoding": str(encoding), "product": product / product[0]})
 
-    figure = new_figure(WIDTH, 4.8)
+    figure = drawing.new_figure(drawing.WIDTH, 4.8)
     axes = figure.subplots()
-    for colour, encoding, line in zip(shades(len(lines)), waves, lines, strict=True):
+    for colour, encoding, line in zip(drawing.shades(len(lines)), waves, lines, strict=True):
         # A sinusoid covers the rope of its base. Drawn as a wide band, both are visible.
         band = encoding.adds
         axes.plot(distance[1:], line["product"][1:], color=colour,
             linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
-            label=folded(str(encoding), 100))  # fmt: skip
+            label=drawing.folded(str(encoding), 100))  # fmt: skip
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, max(length - 1, 2))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("distance (tokens)")
     axes.set_ylabel("dot product / that at distance 0")
-    axes.grid(True, **GRID)
-    legend_below(figure, axes)
-    save(figure, path)
+    axes.grid(True, **drawing.GRID)
+    drawing.legend_below(figure, axes)
+    drawing.save(figure, path)
     return {"distance": distance, "lines": lines}
 
 
@@ -104,9 +89,9 @@ def _vectors(encoding: Encoding, positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def wavelengths(
-    path: Path,
+    path: drawing.Path,
     *,
-    encodings: Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
+    encodings: drawing.Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
     dim: int = 128,
     length: int = 4096,
 ) -> dict[str, Any]:
@@ -135,8 +120,9 @@ def wavelengths(
         (str), "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
         "predicted_band" (float, or None if theory predicts none).
     """
-    rotating = encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
-    length, dim = checks.integer("length", length, 1), size("dim", dim, 2, MOST_DIMS)
+    rotating = drawing.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
+    length = checks.integer("length", length, 1)
+    dim = drawing.size("dim", dim, 2, drawing.MOST_DIMS)
     lines = []
     for encoding in rotating:
         frequencies, _ = encoding.rotary.frequencies(dim, length=length, trained_length=length)
@@ -145,10 +131,10 @@ def wavelengths(
         band = _predicted(encoding.rotary, dim, length)
         lines.append({"encoding": str(encoding), "wavelength": wavelength, "predicted_band": band})
 
-    figure = new_figure(WIDTH, 5.2)
+    figure = drawing.new_figure(drawing.WIDTH, 5.2)
     axes = figure.subplots()
-    for colour, line in zip(shades(len(lines)), lines, strict=True):
-        name, band = folded(line["encoding"], 90), line["predicted_band"]
+    for colour, line in zip(drawing.shades(len(lines)), lines, strict=True):
+        name, band = drawing.folded(line["encoding"], 90), line["predicted_band"]
         name += "" if band is None else f" (star: predicted band, {band:.1f})"
         axes.plot(
             line["wavelength"], label=name, color=colour, marker="o", markersize=3, linewidth=1
@@ -160,7 +146,7 @@ def wavelengths(
             )
     finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
     low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
-    axes.axhspan(length, high, zorder=0, **SHADE)
+    axes.axhspan(length, high, zorder=0, **drawing.SHADE)
     axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -171,9 +157,9 @@ def wavelengths(
     )  # fmt: skip
     axes.set_xlabel("pair of the head, fastest first")
     axes.set_ylabel("wavelength (tokens)")
-    axes.grid(True, **GRID)
-    legend_below(figure, axes)
-    save(figure, path)
+    axes.grid(True, **drawing.GRID)
+    drawing.legend_below(figure, axes)
+    drawing.save(figure, path)
     return {"trained_length": length, "lines": lines}
 
 
@@ -185,7 +171,7 @@ def _predicted(encoding: RoPE, dim: int, length: int) -> float | None:
 
 
 def matrices(
-    path: Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
+    path: drawing.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
 ) -> dict[str, Any]:
     """Draw the rotation of one position, its form made of wavelets, and the multi-scale form.
 
@@ -215,7 +201,7 @@ def matrices(
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    dim, position = size("dim", dim, 2, 256), checks.integer("position", position, 0)
+    dim, position = drawing.size("dim", dim, 2, 256), checks.integer("position", position, 0)
     drawn = {
         "rotation": rope_matrix(position, dim, theta),
         "wavelets": rope_wavelet_matrix(position, dim, theta),
@@ -227,13 +213,13 @@ def matrices(
         f"made of wavelets\n(within {apart:.0e})",
         "of several scales",
     )
-    figure = new_figure(WIDTH, 2.9)
+    figure = drawing.new_figure(drawing.WIDTH, 2.9)
     panels = figure.subplots(1, 3, sharey=True)
     for axes, name, matrix in zip(panels, names, drawn.values(), strict=True):
-        image = axes.imshow(matrix, interpolation="nearest", **clear_at_zero(1))
+        image = axes.imshow(matrix, interpolation="nearest", **drawing.clear_at_zero(1))
         axes.set_title(name, fontsize="medium")
         axes.set_xlabel("of q or k")
     panels[0].set_ylabel("of the result")
     figure.colorbar(image, ax=panels, label="entry", pad=0.02)
-    save(figure, path)
+    drawing.save(figure, path)
     return drawn

@@ -13,26 +13,7 @@ import wavepe
 from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
 from .._matrices import wavelet_transform
-from .figure import (
-    COLOURS,
-    GRID,
-    MOST_DIMS,
-    MOST_TOKENS,
-    SHADE,
-    WIDTH,
-    Path,
-    Specs,
-    clear_at_zero,
-    encodings_of,
-    folded,
-    legend_beside,
-    new_figure,
-    save,
-    shades,
-    size,
-    ticks,
-    title,
-)
+from . import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +25,11 @@ _LINES = 4  # the largest number of scales, or shifts, in a panel
 
 
 def wavelets(
-    path: Path, *, encodings: Specs = _SPECS, dim: int | None = None, length: int = 64
+    path: drawing.Path,
+    *,
+    encodings: drawing.Specs = _SPECS,
+    dim: int | None = None,
+    length: int = 64,
 ) -> dict[str, Any]:
     """Draw wavelets over the distance of two tokens, for several scales and shifts.
 
@@ -70,10 +55,10 @@ def wavelets(
         "encoding" (str), "scale" (float) and "p", an array like "distance"; and "shifts", a list of
         dicts with "mirrored" (bool), "scale", "shift" (floats) and "p".
     """
-    kinds: list[Wavelet] = encodings_of(
+    kinds: list[Wavelet] = drawing.encodings_of(
         encodings, "wavelets", lambda encoding: isinstance(encoding, Wavelet)
     )
-    length = size("length", length, 2, MOST_TOKENS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
     distance = np.arange(-length, length + 1)
     scales, shifts = [], []
     for encoding in kinds:
@@ -85,7 +70,7 @@ def wavelets(
             shifts.append({"mirrored": mirrored, **row})
 
     count = -(-len(kinds) // 2)
-    figure = new_figure(WIDTH, 2.0 + 1.9 * count)
+    figure = drawing.new_figure(drawing.WIDTH, 2.0 + 1.9 * count)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(count, 1.1))[:, 0]
     grid = upper.subplots(count, 2, sharex=True, sharey=True, squeeze=False)
     for axes, kind in itertools.zip_longest(grid.flat, kinds):
@@ -94,8 +79,10 @@ def wavelets(
             continue
         rows = [row for row in scales if row["encoding"] == str(kind)]
         _draw(axes, distance, rows, "scale", named=False)
-        title(axes, kind.kind)
-    legend_beside(grid[:, -1] if len(kinds) % 2 == 0 else grid.flat[: len(kinds)], "scale a")
+        drawing.title(axes, kind.kind)
+    drawing.legend_beside(
+        grid[:, -1] if len(kinds) % 2 == 0 else grid.flat[: len(kinds)], "scale a"
+    )
     for axes in grid[:, 0]:
         axes.set_ylabel("p(distance)")
     panels = lower.subplots(1, 2, sharey=True)
@@ -104,10 +91,10 @@ def wavelets(
         _draw(axes, distance, rows, "shift", named=form == "literal")
         reach = min(length, rows[-1]["shift"] + 8 * rows[0]["scale"])
         axes.set_xlim(-reach, reach)
-        title(axes, f"{kinds[0].kind}, a = {rows[0]['scale']:g}, {form}")
-    legend_beside(panels, "shift b")
+        drawing.title(axes, f"{kinds[0].kind}, a = {rows[0]['scale']:g}, {form}")
+    drawing.legend_beside(panels, "shift b")
     panels[0].set_ylabel("p(distance)")
-    save(figure, path)
+    drawing.save(figure, path)
     return {"distance": distance, "scales": scales, "shifts": shifts}
 
 
@@ -117,7 +104,7 @@ def _head_size(encoding: Encoding, dim: int | None, usual: int) -> int:
         scales = getattr(encoding, "scales", 1)
         count = len(scales) if isinstance(scales, tuple) else scales
         dim = max(1, usual // count) * count
-    return size("dim", dim, 1, MOST_DIMS)
+    return drawing.size("dim", dim, 1, drawing.MOST_DIMS)
 
 
 def _columns(encoding: Wavelet, dim: int | None, length: int, *, by: str) -> list[dict[str, Any]]:
@@ -134,7 +121,7 @@ def _columns(encoding: Wavelet, dim: int | None, length: int, *, by: str) -> lis
     _, firsts = np.unique(values, return_index=True)
     return [
         {"scale": scale[column], "shift": shift[column], "p": p[:, column]}
-        for column in columns[firsts[ticks(len(firsts), _LINES)]]
+        for column in columns[firsts[drawing.ticks(len(firsts), _LINES)]]
     ]
 
 
@@ -142,12 +129,12 @@ def _draw(
     axes: Axes, distance: np.ndarray, rows: list[dict[str, Any]], label: str, *, named: bool
 ) -> None:
     """Draw the rows over the distance; the shade of later keys says why if `named`."""
-    axes.axvspan(distance[0], 0, zorder=0, **SHADE)
+    axes.axvspan(distance[0], 0, zorder=0, **drawing.SHADE)
     axes.axvline(0, color="0.5", linewidth=0.8, zorder=1)
     if named:
         axes.text(0.02, 0.97, "future, masked", transform=axes.transAxes, fontsize="small",
             va="top")  # fmt: skip
-    for row, colour in zip(rows, shades(len(rows)), strict=True):
+    for row, colour in zip(rows, drawing.shades(len(rows)), strict=True):
         jumps = len(np.unique(row["p"])) <= 3  # as Haar does
         # The first line is on top: it has the narrowest scale.
         axes.plot(distance, row["p"], color=colour, label=f"{row[label]:g}", linewidth=1.4,
@@ -157,11 +144,11 @@ def _draw(
     place = axes.get_subplotspec()
     if place is None or place.is_last_row():
         axes.set_xlabel("distance (tokens)")
-    axes.grid(True, **GRID)
+    axes.grid(True, **drawing.GRID)
 
 
 def table(
-    path: Path,
+    path: drawing.Path,
     *,
     encoding: str | Encoding = "wavelet",
     dim: int | None = None,
@@ -194,10 +181,10 @@ def table(
     """
     if not isinstance(encoding, (str, Encoding)):
         raise TypeError(f"encoding must be a spec or an encoding, got {encoding!r}")
-    (relative,) = encodings_of(
+    (relative,) = drawing.encodings_of(
         encoding, "a relative encoding", lambda encoding: "table" in encoding.terms
     )
-    length = size("length", length, 2, 2048)
+    length = drawing.size("length", length, 2, 2048)
     dim = _head_size(relative, dim, 128)
     p, first, beyond = relative.table(length, dim)
     rows = rows_at(np.arange(length), p, first, beyond, axis=-2)
@@ -210,23 +197,23 @@ def table(
         bias = wavepe.relative_bias(query, p, length, first=first, beyond=beyond)
         squares.append({"column": column, "bias": np.where(hidden, np.nan, bias)})
 
-    figure = new_figure(WIDTH, 7.2)
+    figure = drawing.new_figure(drawing.WIDTH, 7.2)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25, 1))[:, 0]
-    colours = clear_at_zero(_largest(rows))
+    colours = drawing.clear_at_zero(_largest(rows))
     axes = upper.subplots()
     image = axes.imshow(rows, aspect="auto", interpolation="nearest", **colours)
     axes.set_ylabel("distance (tokens)")
     axes.set_xlabel("column")
-    title(axes, folded(str(relative), 60))
+    drawing.title(axes, drawing.folded(str(relative), 60))
     names = _name_columns(axes, relative, dim, columns)
     upper.colorbar(image, ax=axes, label="p(distance)", pad=0.02)
     panels = lower.subplots(1, len(squares), sharey=True, squeeze=False)[0]
     for axes, square, name in zip(panels, squares, names, strict=True):
         axes.imshow(square["bias"], interpolation="nearest", **colours)
-        title(axes, name)
+        drawing.title(axes, name)
         axes.set_xlabel("key (token)")
     panels[0].set_ylabel("query (token)")
-    save(figure, path)
+    drawing.save(figure, path)
     return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
@@ -248,7 +235,7 @@ def _name_columns(axes: Axes, encoding: Encoding, dim: int, columns: list[int]) 
     return [f"column {c}\na = {scale[c]:g}, b = {shift[c]:g}" for c in columns]
 
 
-def transform(path: Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
+def transform(path: drawing.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
     """Draw the wavelet transform of a signal with a narrow bump, a wide bump and a fast wave.
 
     W(a, b) is large if the wavelet of scale a at shift b looks like the signal. So the transform
@@ -274,7 +261,7 @@ def transform(path: Path, *, kind: str = "ricker", length: int = 256) -> dict[st
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    length = size("length", length, 16, 2048)
+    length = drawing.size("length", length, 16, 2048)
     t = np.arange(length)
     narrow = wavepe.gaussian(t, length / 64.0, 0.15 * length)
     wide = wavepe.gaussian(t, length / 10.0, 0.45 * length)
@@ -283,17 +270,17 @@ def transform(path: Path, *, kind: str = "ricker", length: int = 256) -> dict[st
     scale = 2.0 ** np.arange(0, np.log2(length / 4) + 1e-9, 0.25)
     transformed = wavelet_transform(signal, scale[:, None], t, kind)
 
-    figure = new_figure(WIDTH, 4.6)
+    figure = drawing.new_figure(drawing.WIDTH, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-    upper.plot(t, signal, color=COLOURS[0], linewidth=1.2)
+    upper.plot(t, signal, color=drawing.COLOURS[0], linewidth=1.2)
     upper.set_ylabel("signal x(t)")
-    upper.grid(True, **GRID)
-    colours = clear_at_zero(_largest(transformed))
+    upper.grid(True, **drawing.GRID)
+    colours = drawing.clear_at_zero(_largest(transformed))
     image = lower.pcolormesh(t, scale, transformed, shading="nearest", rasterized=True, **colours)
     lower.set_yscale("log", base=2)
     lower.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     lower.set_ylabel("scale a (tokens)")
     lower.set_xlabel("t and shift b (tokens)")
     figure.colorbar(image, ax=lower, label=f"W(a, b), {kind}", pad=0.02)
-    save(figure, path)
+    drawing.save(figure, path)
     return {"signal": signal, "scale": scale, "W": transformed}
