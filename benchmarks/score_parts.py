@@ -28,7 +28,7 @@ import wavepe.hf  # noqa: F401 (it knows models of compare)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
-from wavepe.analysis.plots._figure import COLOURS, GRID, WIDTH, new_figure, save
+from wavepe.analysis.plots.drawing import COLOURS, GRID, WIDTH, new_figure, save
 from wavepe.common.labels import fold
 from wavepe.experiments.data import load_text
 from wavepe.ops._scores import rows_at

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import matplotlib
 from fairseq_text import write_text
-from wavepe.analysis.plots._figure import line_looks
+from wavepe.analysis.plots.drawing import line_looks
 from wavepe.experiments.environment import cpu_name, version_of
 from wavepe.experiments.report import console_table
 

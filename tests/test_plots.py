@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from wavepe import analysis
 from wavepe.analysis import plots
-from wavepe.analysis.plots._figure import line_looks
+from wavepe.analysis.plots.drawing import line_looks
 from wavepe.cli import main
 from wavepe.cli.plot import PICTURES
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wavepe.analysis.plots._figure import COLOURS, GRID, new_figure, save
+from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure, save
 
 from benchmarks.attention import STUDIES
 from benchmarks.bench_attention import BY_DISTANCE

@@ -1,7 +1,7 @@
 """Analyse trained models: functions that return plain data, which ``plots`` draws.
 
 The functions for matrices and predicted bands need NumPy only. Functions that run a model import
-torch when they are called.
+torch when they are called. Names that are not in `__all__` serve the other rooms of wavepe.
 """
 
 from ._attention_map import attention_map, attention_window
@@ -15,8 +15,12 @@ from ._matrices import (
     wavelet_transform,
 )
 from ._measured_band import measured_band
+from ._needle import STATEMENT_LENGTH as STATEMENT_LENGTH
+from ._needle import STATEMENT_SIGNS as STATEMENT_SIGNS
 from ._needle import needle
+from ._perplexity import PROTOCOLS as PROTOCOLS
 from ._perplexity import perplexity
+from ._perplexity import perplexity_of as perplexity_of
 
 __all__ = [
     "attention_map",

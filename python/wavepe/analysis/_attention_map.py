@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..common import checks
-from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
+from ._models import check_tokens, evaluating, last_logits, need, replaced_globals
 
 if TYPE_CHECKING:
     import torch
@@ -41,10 +41,8 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
     Raises
     ------
-    ImportError
-        torch or transformers is missing.
-    TypeError
-        `model` is not a module, or `tokens` is not an integer tensor.
+    ImportError, TypeError
+        torch or transformers is missing, or an argument has a wrong type.
     ValueError
         The model gives no attention weights or is not causal, its layers differ in their number of
         heads, `tokens` has a wrong shape, or ids are outside the vocabulary.
@@ -62,7 +60,7 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     >>> attention_window(weights).shape
     (2, 4)
     """
-    need_transformers("attention_map")
+    need("attention_map", "torch", "transformers")
     tokens = check_tokens(model, tokens, 1, "one")
     maps: list[np.ndarray] = []
     recorder = _Recorder(maps)
@@ -76,20 +74,20 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
             f"the layers of this {type(model).__name__} have different numbers of heads, "
             f"{sorted({len(weights) for weights in maps})}: needs the same number in all layers"
         )
-    found = np.stack(maps)
-    if np.triu(found, 1).any():
+    stacked = np.stack(maps)
+    if np.triu(stacked, 1).any():
         raise ValueError(
             f"this {type(model).__name__} attends to later tokens: needs a causal model"
         )
-    return found
+    return stacked
 
 
 def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
     """Return how many tokens each head looks back, its own token included.
 
     For each distance, take the mean weight over all queries that have a key at this distance. The
-    window is 1 + the largest distance whose mean weight is at least `threshold`, or 0 if there is
-    none.
+    window is 1 + the largest distance whose mean weight is at least `threshold`, or 0 if no mean
+    reaches it.
 
     Parameters
     ----------
@@ -105,10 +103,8 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
 
     Raises
     ------
-    ValueError
-        `map` does not hold square matrices, or `threshold` is not finite.
-    TypeError
-        `map` or `threshold` does not hold real numbers.
+    ValueError, TypeError
+        `map` does not hold square matrices of real numbers, or `threshold` is not a finite number.
     """
     weights = checks.real_array("map", map)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or not weights.shape[-1]:
@@ -122,7 +118,7 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
 
 
 class _Recorder:
-    """Gives layers attention functions that record their weights in `maps`."""
+    """Replaces the attention functions of layers by ones that record their weights in `maps`."""
 
     def __init__(self, maps: list[np.ndarray]) -> None:
         self.maps, self.layers = maps, 0
@@ -132,11 +128,11 @@ class _Recorder:
         if _INTERFACE not in forward.__code__.co_names:
             return {}
         self.layers += 1
-        given = forward.__globals__
-        found = {_INTERFACE: _Interface(given[_INTERFACE], self.recording)}
-        if _EAGER in given:
-            found[_EAGER] = self.recording(given[_EAGER])
-        return found
+        names = forward.__globals__
+        new = {_INTERFACE: _Interface(names[_INTERFACE], self.recording)}
+        if _EAGER in names:
+            new[_EAGER] = self.recording(names[_EAGER])
+        return new
 
     def recording(self, function: Any) -> Any:
         """Return the attention function with one addition: it records its weights."""
@@ -160,23 +156,17 @@ class _Interface:
     def __getitem__(self, name: str) -> Any:
         return self._recording(self._stock[name])
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._stock, name)
-        if name not in ("get", "get_interface"):
-            return found
-        return lambda *args: self._recording(found(*args))
+    def get_interface(self, *args: Any) -> Any:
+        return self._recording(self._stock.get_interface(*args))
 
 
 def _weights(
     function: Any, module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
 ) -> np.ndarray:
-    """Return the weights (heads, n, n) of one call.
-
-    The columns of the identity are given in pieces of the head size, which every function accepts.
-    """
+    """Return the weights (heads, n, n) of one call: the values are columns of the identity."""
     import torch
 
-    keys, width = key.shape[2], value.shape[3]
+    keys, width = key.shape[2], value.shape[3]  # every function accepts values of this width
     pieces = []
     for first in range(0, keys, width):
         columns = torch.zeros_like(value)
@@ -184,16 +174,16 @@ def _weights(
         columns[:, :, first + here, here] = 1
         out, _ = function(module, query, key, columns, *args, **kwargs)
         pieces.append(out[0, :, :, : len(here)])  # (queries, heads, columns)
-    whole = torch.cat(pieces, dim=-1).transpose(0, 1)
-    return _to_numpy(whole)
+    return _to_numpy(torch.cat(pieces, dim=-1).transpose(0, 1))
 
 
 def _reported_weights(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.ndarray]:
     """Return the weights that the model itself returns with `output_attentions`."""
     with evaluating(model):
         try:
-            out = model(input_ids=tokens[None], use_cache=False, output_attentions=True)
-            reported = out.attentions
+            reported = model(
+                input_ids=tokens[None], use_cache=False, output_attentions=True
+            ).attentions
         except (TypeError, AttributeError, ValueError):
             reported = None
     if not reported or any(weights is None for weights in reported):
@@ -207,5 +197,4 @@ def _reported_weights(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.n
 def _to_numpy(weights: torch.Tensor) -> np.ndarray:
     import torch
 
-    wide = weights if weights.dtype == torch.float64 else weights.float()
-    return wide.cpu().numpy()
+    return (weights if weights.dtype == torch.float64 else weights.float()).cpu().numpy()

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ..common import checks
 
 # V has its maximum at this angle, in radians.
-BAND_ANGLE = 3.6572100979832105
+_BAND_ANGLE = 3.6572100979832105
 
 
 def band_variance(x: ArrayLike) -> np.ndarray:
@@ -28,11 +28,6 @@ def band_variance(x: ArrayLike) -> np.ndarray:
     -------
     ndarray, float64 (...)
         V(x), with an error of at most 1e-15.
-
-    Raises
-    ------
-    TypeError
-        `x` does not hold real numbers.
 
     References
     ----------
@@ -70,10 +65,8 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
 
     Raises
     ------
-    ValueError
-        `dim` is odd or below 1, `theta` is not above 1, or `length` is below 1.
-    TypeError
-        An argument is not a number of its kind.
+    ValueError, TypeError
+        `dim` is not an even integer, `theta` is not above 1, or `length` is below 1.
 
     References
     ----------
@@ -92,4 +85,4 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
     if theta <= 1:
         raise ValueError(f"theta must be above 1, got {theta}")
     length = checks.integer("length", length, 1)
-    return dim / 2 * math.log(length / BAND_ANGLE) / math.log(theta)
+    return dim / 2 * math.log(length / _BAND_ANGLE) / math.log(theta)

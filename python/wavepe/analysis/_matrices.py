@@ -43,34 +43,21 @@ def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     ----------
     Su et al., "RoFormer", 2021, arXiv 2104.09864.
     """
-    cos, sin = _turns(position, dim, theta)
-    return _block_diagonal(_rotation(cos, sin))
+    blocks = _rotations(position, dim, theta)
+    return _from_blocks(np.eye(len(blocks))[:, :, None, None] * blocks[:, None])
 
 
 def shift_matrix(k: int, dim: int, theta: float = 10000.0) -> np.ndarray:
-    """Return the matrix that shifts the sinusoidal encoding by k positions.
+    """Return the matrix that shifts the sinusoidal encoding by k positions, of any sign.
 
-    It is the matrix A with f(m + k) = A f(m) for every position m, where f is the encoding.
-
-    Parameters
-    ----------
-    k : int
-        The shift, of any sign.
-    dim : int
-        Size of the vectors of f, even.
-    theta : float
-        The base of f, above 0.
+    It is the matrix A with f(m + k) = A f(m) for every position m, where f is the encoding of `dim`
+    dims and base `theta`. Errors are those of `rope_matrix`.
 
     Returns
     -------
     ndarray, float64 (dim, dim)
         The diagonal holds the blocks [[cos, sin], [-sin, cos]] of the angles k * theta^(-2i/dim).
         A is the transpose of ``rope_matrix(k, dim, theta)``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As for `rope_matrix`.
 
     References
     ----------
@@ -83,36 +70,21 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
     """Return the matrix of the "RoPE-based wavelet", which its authors dropped; for study only.
 
     The method multiplies q and k by one matrix for each absolute position, so it costs a matrix
-    product for each token. It has at most dim scales.
-
-    Parameters
-    ----------
-    position : int
-        The position m, of any sign.
-    dim : int
-        Head size d, even.
-    theta : float
-        The base, above 0.
+    product for each token. It has at most dim scales. Arguments and errors are those of
+    `rope_matrix`.
 
     Returns
     -------
     ndarray, float64 (dim, dim)
         The 2x2 block (i, j) is the rotation by m * theta^(-2i/d) for j <= i, and 0 for j > i.
 
-    Raises
-    ------
-    ValueError, TypeError
-        As for `rope_matrix`.
-
     References
     ----------
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    blocks = _rotation(*_turns(position, dim, theta))
-    pairs = len(blocks)
-    lower = np.tri(pairs)[:, :, None, None] * blocks[:, None]  # (i, j, 2, 2)
-    return lower.swapaxes(1, 2).reshape(2 * pairs, 2 * pairs)
+    blocks = _rotations(position, dim, theta)
+    return _from_blocks(np.tri(len(blocks))[:, :, None, None] * blocks[:, None])
 
 
 def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -136,10 +108,8 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
 
     Raises
     ------
-    ValueError
-        `position` is negative.
-    TypeError
-        `position` is not an integer, or `t` does not hold real numbers.
+    ValueError, TypeError
+        `position` is negative or not an integer, or `t` does not hold real numbers.
 
     References
     ----------
@@ -147,7 +117,7 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
     arXiv 2502.02004.
     """
     t = checks.real_array("t", t).astype(np.float64)
-    turns = _natural(position)
+    turns = _whole_turns(position)
     first, second = (t >= 0) & (t < 1), (t >= 1) & (t < 2)
     angle = 2 * turns * math.pi * np.where(first, t, np.where(second, t - 1, 0.0))
     cos, sin = np.cos(angle), np.sin(angle)
@@ -161,33 +131,20 @@ def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.n
     t = 0..d-1, and row j + 1 holds psi'(t - b_j). The shift is b_j = j - m theta^(-j/d) / (2 k pi)
     and the scale is 1. psi, psi' and k are those of `rope_wavelet`.
 
-    Parameters
-    ----------
-    position : int
-        The position m, from 0 on.
-    dim : int
-        Head size d, even.
-    theta : float
-        The base, at least 1. With a smaller base, shifts would reach the next row.
+    Arguments and errors are those of `rope_matrix`, but the position must be at least 0, and the
+    base at least 1: with a smaller base, shifts would reach the next row.
 
     Returns
     -------
     ndarray, float64 (dim, dim)
         The matrix. It differs from `rope_matrix` by less than 1e-9 for positions up to 1e5.
 
-    Raises
-    ------
-    ValueError
-        `position` is negative, `theta` is below 1, or `dim` is odd or below 1.
-    TypeError
-        `position` or `dim` is not an integer, or `theta` is not a number.
-
     References
     ----------
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    turns = _natural(position)
+    turns = _whole_turns(position)
     theta = checks.positive("theta", theta)
     if theta < 1:
         raise ValueError(f"theta must be at least 1, got {theta}")
@@ -223,11 +180,9 @@ def wavelet_transform(
 
     Raises
     ------
-    ValueError
-        `kind` is unknown or a discrete wavelet of PyWavelets, a scale is not above 0, or shapes do
-        not broadcast.
-    TypeError
-        `x`, `scale` or `shift` does not hold real numbers.
+    ValueError, TypeError
+        `kind` is unknown or a discrete wavelet of PyWavelets, an array does not hold real numbers,
+        a scale is not above 0, or shapes do not broadcast.
 
     References
     ----------
@@ -257,12 +212,6 @@ def wavelet_transform(
     return (x @ (p / np.sqrt(flat[0]))).reshape(x.shape[:-1] + columns)
 
 
-def _turns(position: int, dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return cos and sin of the angle of each pair, float64 (dim/2,)."""
-    position = checks.integer("position", position)
-    return rope_table(position, _frequencies(dim, theta), dtype=np.float64)
-
-
 def _frequencies(dim: int, theta: float) -> np.ndarray:
     """Return the frequency of each pair in radians per position, float64 (dim/2,)."""
     if checks.integer("dim", dim, 1) % 2:
@@ -270,19 +219,19 @@ def _frequencies(dim: int, theta: float) -> np.ndarray:
     return rope_frequencies(dim, theta)[0]
 
 
-def _rotation(cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+def _rotations(position: int, dim: int, theta: float) -> np.ndarray:
     """Return the rotation matrix of each pair, (pairs, 2, 2)."""
+    position = checks.integer("position", position)
+    cos, sin = rope_table(position, _frequencies(dim, theta), dtype=np.float64)
     return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)
 
 
-def _block_diagonal(blocks: np.ndarray) -> np.ndarray:
-    pairs = np.arange(len(blocks))
-    matrix = np.zeros((len(blocks), 2, len(blocks), 2))
-    matrix[pairs, :, pairs] = blocks
-    return matrix.reshape(2 * len(blocks), 2 * len(blocks))
+def _from_blocks(blocks: np.ndarray) -> np.ndarray:
+    """Return the matrix of the blocks (pairs, pairs, 2, 2)."""
+    return (blocks + 0.0).swapaxes(1, 2).reshape(2 * len(blocks), 2 * len(blocks))
 
 
-def _natural(position: int) -> int:
+def _whole_turns(position: int) -> int:
     """Return k, the least natural number with position < 2 k pi."""
     position = checks.integer("position", position, 0)
     return math.floor(position / (2 * math.pi)) + 1

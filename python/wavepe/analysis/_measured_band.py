@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common import checks
-from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
+from ._models import check_tokens, evaluating, last_logits, need, replaced_globals
 
 if TYPE_CHECKING:
     import torch
 
-OF = ("key", "query")
 # Names of the functions of transformers that rotate queries and keys of text.
 _ROTATES = re.compile(r"apply_(?!.*vision).*(rotary|rope)")
 # These families rotate one tensor at a time, and the key first.
@@ -57,10 +56,8 @@ def measured_band(
 
     Raises
     ------
-    ImportError
-        torch or transformers is missing.
-    TypeError
-        `model` is not a module, or `tokens` is not an integer tensor.
+    ImportError, TypeError
+        torch or transformers is missing, or an argument has a wrong type.
     ValueError
         The model has no rotary pairs, `of` is another word, `tokens` has a wrong shape, or ids are
         outside the vocabulary.
@@ -82,29 +79,29 @@ def measured_band(
     >>> model = LlamaForCausalLM(LlamaConfig(
     ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
     ...     num_attention_heads=4))
-    >>> found = measured_band(model, torch.arange(16))
-    >>> found["band"].shape, found["heatmap"].shape
+    >>> bands = measured_band(model, torch.arange(16))
+    >>> bands["band"].shape, bands["heatmap"].shape
     ((2, 4), (16, 4))
     """
-    need_transformers("measured_band")
-    checks.choice("of", of, OF)
+    need("measured_band", "torch", "transformers")
+    checks.choice("of", of, ("key", "query"))
     tokens = check_tokens(model, tokens, 1, "one")
-    found = _Rotations(model, of, len(tokens))
-    with evaluating(model), replaced_globals(model, found.watch):
-        if found.layers:
+    rotations = _Rotations(model, of, len(tokens))
+    with evaluating(model), replaced_globals(model, rotations.watch):
+        if rotations.layers:
             last_logits(model, tokens[None], 1)
-    return found.result()
+    return rotations.result()
 
 
 class _Rotations:
     """Measures the queries or keys that the layers of a model rotate, while the model runs."""
 
     def __init__(self, model: torch.nn.Module, of: str, length: int) -> None:
-        self.model, self.length = type(model).__name__, length
-        # Index of the argument to measure, of a function that rotates both tensors.
+        self.model = type(model).__name__
+        # Index of the argument to measure, in a function that rotates both tensors.
         self.argument = 1 if of == "key" else 0
         kind = getattr(getattr(model, "config", None), "model_type", None)
-        # Number of the call to measure, of a function that rotates one tensor.
+        # Number of the call to measure, for a function that rotates one tensor.
         self.call = 0 if (of == "key") == (kind in _KEY_FIRST) else 1
         self.unrotated = _unrotated(model)
         self.layers: list[torch.nn.Module] = []
@@ -115,11 +112,15 @@ class _Rotations:
     def watch(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
         """Return measuring functions for the globals of a layer's forward that rotate."""
         names = [name for name in forward.__code__.co_names if _ROTATES.match(name)]
-        found = {name: forward.__globals__.get(name) for name in names}
-        found = {name: function for name, function in found.items() if callable(function)}
-        if found:
+        functions = {name: forward.__globals__.get(name) for name in names}
+        measuring = {
+            name: self._measuring(module, function)
+            for name, function in functions.items()
+            if callable(function)
+        }
+        if measuring:
             self.layers.append(module)
-        return {name: self._measuring(module, function) for name, function in found.items()}
+        return measuring
 
     def _measuring(self, module: torch.nn.Module, function: Any) -> Any:
         def measured(*args: Any, **kwargs: Any) -> Any:
@@ -149,9 +150,8 @@ class _Rotations:
         self.bands[module] = np.array([np.bincount(row).argmax() for row in largest])
         if norms.shape[-1] > self.heads.size:  # layers may differ in their number of pairs
             more = norms.shape[-1] - self.heads.size
-            self.total, self.heads = (
-                np.pad(self.total, ((0, 0), (0, more))), np.pad(self.heads, (0, more))
-            )  # fmt: skip
+            self.total = np.pad(self.total, ((0, 0), (0, more)))
+            self.heads = np.pad(self.heads, (0, more))
         self.total[:, : len(pairs)] += norms.sum(axis=0)
         self.heads[: len(pairs)] += len(norms)
 
@@ -175,13 +175,7 @@ class _Rotations:
 
 
 def _unrotated(model: torch.nn.Module) -> set[int]:
-    """Return the layers to which wavepe gave an encoding that is not rotary.
-
-    Raises
-    ------
-    ValueError
-        No layer is rotary.
-    """
+    """Return the layers with an encoding of wavepe that is not rotary; ValueError if all are."""
     from .. import hf
     from ..hf.layers import Choice
 
@@ -202,8 +196,8 @@ def _unrotated(model: torch.nn.Module) -> set[int]:
 def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[int, np.ndarray]:
     """Return the axis of the heads, 1 or 2, and the two dims of each pair, an array (pairs, 2).
 
-    This function rotates unit vectors: each rotated dim depends on the two dims of its pair. The
-    pairs are sorted by their first dims, which is the order of falling frequency.
+    In rotated unit vectors, each dim depends on the two dims of its pair. The pairs are sorted by
+    their first dims, which is the order of falling frequency.
     """
     import torch
 
@@ -225,7 +219,7 @@ def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[
                 call.arguments[name] = torch.full(shape, turn, device=value.device)
         try:
             out = function(*call.args, **call.kwargs)
-        except RuntimeError:  # the shapes do not go together: try the other order of the axes
+        except RuntimeError:  # shapes do not match: try the other order of the axes
             continue
         out = out[wanted] if isinstance(out, tuple) else out
         depends = out[:, 0, 0].cpu().numpy() != 0  # (of the dim given, the dim returned)

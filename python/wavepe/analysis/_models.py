@@ -1,7 +1,8 @@
-"""Shared by the analyses that run a model: check tokens, set its mode, watch its layers."""
+"""Shared by the analyses that run a model: check tokens, set its mode, replace its functions."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import types
@@ -18,25 +19,14 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], object]
 
 
-def need_torch(function: str) -> None:
-    """Raise ImportError with the command that installs torch, if torch is missing."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            f"wavepe.analysis.{function} needs torch: {command_for('torch')}"
-        ) from None
-
-
-def need_transformers(function: str) -> None:
-    """Raise ImportError with the command that installs transformers, if it is missing."""
-    need_torch(function)
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            f"wavepe.analysis.{function} needs transformers: {command_for('hf')}"
-        ) from None
+def need(function: str, *packages: str) -> None:
+    """Raise ImportError with the command that installs the first package that is missing."""
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            command = command_for({"transformers": "hf"}.get(package, package))
+            raise ImportError(f"wavepe.analysis.{function} needs {package}: {command}") from None
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -97,21 +87,22 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.Tensor:
     """Return the logits of the last `count` tokens, (B, count, vocabulary).
 
-    If the model can, it does not compute the others, which may not fit into memory.
+    A model that can leaves the others out, which may not fit into memory.
     """
     import torch
 
-    few: dict[str, Any] = {}
-    if _can_keep(model):
-        # Given a number, a Gemma 4 leaves the other tokens out of its last layers, too.
-        cuts = _can_keep(getattr(model, "model", None))
-        few["logits_to_keep"] = torch.arange(-count, 0, device=ids.device) if cuts else count
-    return model(input_ids=ids, use_cache=False, **few).logits[:, -count:]
+    def selects_logits(module: Any) -> bool:
+        forward = getattr(module, "forward", None)
+        return forward is not None and "logits_to_keep" in inspect.signature(forward).parameters
 
-
-def _can_keep(model: Any) -> bool:
-    forward = getattr(model, "forward", None)
-    return forward is not None and "logits_to_keep" in inspect.signature(forward).parameters
+    selection: dict[str, Any] = {}
+    if selects_logits(model):
+        # With a number, a Gemma 4 leaves the other tokens out of its last layers, too.
+        by_index = selects_logits(getattr(model, "model", None))
+        selection["logits_to_keep"] = (
+            torch.arange(-count, 0, device=ids.device) if by_index else count
+        )
+    return model(input_ids=ids, use_cache=False, **selection).logits[:, -count:]
 
 
 @contextmanager
@@ -122,12 +113,7 @@ def replaced_globals(
 
     `choose(module, forward)` returns the new values, by name, for the forward of this one module,
     or an empty dict. Other models of the same class do not change, nor do other threads. Compiled
-    modules run without their compiled code.
-
-    Raises
-    ------
-    ValueError
-        A chosen module has its own forward, which hides that of the class.
+    modules run without their compiled code. ValueError if a chosen module has its own forward.
     """
     import torch
 
@@ -147,11 +133,11 @@ def replaced_globals(
 def _replace_forward(
     module: torch.nn.Module, forward: Any, new: dict[str, Any], restore: ExitStack
 ) -> None:
-    held = vars(module)
-    # A hook of accelerate keeps the original forward in `_old_forward`.
-    name = "_old_forward" if "_old_forward" in held else "forward"
-    own = held.get(name)
-    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+    attributes = vars(module)
+    # A hook of accelerate stores the original forward in `_old_forward`.
+    name = "_old_forward" if "_old_forward" in attributes else "forward"
+    original = attributes.get(name)
+    if original is not None and getattr(original, "__func__", None) is not type(module).forward:
         raise ValueError(
             f"this {type(module).__name__} has its own forward, which hides that of its class: "
             "restore the forward of the class first"
@@ -161,8 +147,8 @@ def _replace_forward(
         forward.__closure__,
     )  # fmt: skip
     function.__kwdefaults__ = forward.__kwdefaults__
-    held[name] = types.MethodType(function, module)
-    if own is None:
-        restore.callback(held.pop, name)
+    attributes[name] = types.MethodType(function, module)
+    if original is None:
+        restore.callback(attributes.pop, name)
     else:
-        restore.callback(held.__setitem__, name, own)
+        restore.callback(attributes.__setitem__, name, original)

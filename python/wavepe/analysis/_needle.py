@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ._models import (
     device_of,
     evaluating,
     last_logits,
-    need_torch,
+    need,
 )
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ def needle(
 
     Raises
     ------
-    ImportError
-        torch is missing.
-    TypeError
-        `model` is not a module, or an argument has a wrong type.
+    ImportError, TypeError
+        torch is missing, or an argument has a wrong type.
     ValueError
         A length is too short for fact and question, a depth is outside 0..1, there are no lengths
         or depths, or ids are outside the model's vocabulary.
@@ -114,7 +112,7 @@ def needle(
     >>> needle(model, None, lengths=[64, 128], depths=[0, 0.5, 1], trials=2).shape
     (2, 3)
     """
-    need_torch("needle")
+    need("needle", "torch")
     import torch
 
     check_model(model)
@@ -144,7 +142,7 @@ def needle(
             generator = np.random.default_rng([seed, row, column])
             tried = [text.context(length, depth, generator) for _ in range(trials)]
             for batch in _batches(model, tried):
-                grid[row, column] += _answered(model, batch) / trials
+                grid[row, column] += _count_right(model, batch) / trials
                 done += len(batch)
                 if progress is not None:
                     progress(done, total)
@@ -156,13 +154,13 @@ def _numbers(name: str, values: Any) -> list[Any]:
     try:
         if isinstance(values, (str, bytes, Mapping)):
             raise TypeError
-        found = list(values)
-    except (TypeError, RuntimeError):  # no container, or a sparse tensor
+        numbers = list(values)
+    except (TypeError, RuntimeError):  # not a container, or a sparse tensor
         kind = type(values).__name__
         raise TypeError(f"{name} must be a sequence of numbers, got {kind}") from None
-    if not found:
+    if not numbers:
         raise ValueError(f"{name} must hold at least one number, got none")
-    return found
+    return numbers
 
 
 class _Text:
@@ -240,10 +238,9 @@ class _Text:
 def _prefix(tokenizer: Any) -> list[int]:
     """Return the tokens that the tokenizer puts before every text."""
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    whole = list(tokenizer("a")["input_ids"])
-    starts = range(len(whole) - len(plain) + 1)
-    found = (at for at in starts if whole[at : at + len(plain)] == plain)
-    return whole[: next(found, 0)]
+    ids = list(tokenizer("a")["input_ids"])
+    starts = (i for i in range(len(ids)) if ids[i : i + len(plain)] == plain)
+    return ids[: next(starts, 0)]
 
 
 def _pairs(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
@@ -271,20 +268,20 @@ Trial = tuple[list[int], list[int]]
 def _batches(model: torch.nn.Module, trials: list[Trial]) -> Iterator[list[Trial]]:
     """Yield batches of trials of one shape, small enough for the memory."""
     heads = getattr(getattr(model, "config", None), "num_attention_heads", None) or 1
-    shape: Callable[[Trial], tuple[int, int]] = lambda trial: (len(trial[0]), len(trial[1]))  # noqa: E731
-    for (context, answer), alike in itertools.groupby(sorted(trials, key=shape), shape):
-        size = context + answer
+    by_shape: dict[tuple[int, ...], list[Trial]] = {}
+    for trial in trials:
+        by_shape.setdefault(tuple(map(len, trial)), []).append(trial)
+    for shape, alike in sorted(by_shape.items()):
+        size = sum(shape)
         most = max(1, min(_TOKENS // size, _SCORES // (heads * size * size)))
-        same = list(alike)
-        for first in range(0, len(same), most):
-            yield same[first : first + most]
+        for first in range(0, len(alike), most):
+            yield alike[first : first + most]
 
 
-def _answered(model: torch.nn.Module, batch: list[Trial]) -> int:
+def _count_right(model: torch.nn.Module, batch: list[Trial]) -> int:
     """Return how many answers of the batch greedy decoding gives.
 
-    One pass over context and answer is enough: greedy decoding gives the answer if each of its
-    tokens is the most probable one after all tokens before it.
+    One pass is enough: each token of a right answer is the most probable one after those before it.
     """
     import torch
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..common import checks
-from ._models import Progress, check_tokens, evaluating, need_torch
+from ._models import Progress, check_tokens, evaluating, need
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ _TOKENS = 1 << 12
 class Pass(NamedTuple):
     """One forward pass over tokens[start:stop] of a piece that scores the tokens first..last-1.
 
-    All four numbers count from the start of the piece. `last` is `stop + 1` if the pass also scores
-    the token after its own last one.
+    All numbers count from the start of the piece. `last` is `stop + 1` if the pass also scores the
+    token after its last input.
     """
 
     start: int
@@ -77,10 +77,8 @@ def perplexity(
 
     Raises
     ------
-    ImportError
-        torch is missing.
-    TypeError
-        `model` is not a module, `tokens` is not an integer tensor, or a size is not an integer.
+    ImportError, TypeError
+        torch is missing, or an argument has a wrong type.
     ValueError
         A shape, size or protocol is wrong, there are too few tokens, or ids are outside the model's
         vocabulary.
@@ -100,13 +98,13 @@ def perplexity(
     True
     """
     length, window, stride = _sizes(length, protocol, window, stride)
-    need_torch("perplexity")
+    need("perplexity", "torch")
     tokens = check_tokens(model, tokens, length, f"one piece of {length}")
     passes = list(_passes(protocol, length, window, stride))
     total: torch.Tensor | float = 0.0  # stays on the model's device until the end
     count = 0
     groups = _groups(passes, len(tokens) // length, length)
-    done, all_of_them = 0, sum(group.stop * len(starts) for group, starts in groups.items())
+    done, all_tokens = 0, sum(group.stop * len(starts) for group, starts in groups.items())
     with evaluating(model):
         for group, starts in groups.items():
             for batch in _batches(model, starts, group.stop):
@@ -114,7 +112,7 @@ def perplexity(
                 count += len(batch) * (group.last - group.first)
                 done += group.stop * len(batch)
                 if progress is not None:
-                    progress(done, all_of_them)
+                    progress(done, all_tokens)
     return perplexity_of(float(total) / count)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..analysis import measured_band, plots, predicted_band
-from ..analysis._measured_band import OF
 from ..arrays.rope_frequencies import DEFAULT_THETA
 from ..experiments.model import Model
 from ..experiments.tables import print_table
@@ -25,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe bands``."""
     measuring.add_arguments(parser)
     add = parser.add_argument
-    add("--of", choices=OF, default="key", help="measure keys or queries (default: %(default)s)")
+    add(
+        "--of",
+        choices=("key", "query"),
+        default="key",
+        help="measure keys or queries (default: %(default)s)",
+    )
     add("--length", action=Number,
         help=f"tokens to run (default: the trained length, at most {_LONGEST})")  # fmt: skip
     add("--train-length", action=Number,

@@ -1,7 +1,11 @@
 """Draw encodings and the results of the analyses (needs matplotlib, from the extra "plot").
 
-Each function writes a picture to a file. The functions for encodings also return the numbers that
-they draw.
+Each function writes a picture to the file `path`, whose ending names the format: .png, .pdf or
+.svg. The functions for encodings also return the numbers that they draw. Those for measurements
+take a `title`, the text above the picture.
+
+All of them raise ImportError without matplotlib, ValueError for a spec, size or array that cannot
+be drawn, and TypeError for an argument of a wrong type.
 """
 
 from ._absolute import absolute

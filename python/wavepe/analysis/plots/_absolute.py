@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _parts
-from ._figure import WIDTH, clear_at_zero, need_matplotlib, new_figure, save
+from . import drawing
 
 
 def absolute(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
-    encodings: _parts.Specs = ("sinusoidal", "binary", "normalised"),
+    encodings: drawing.Specs = ("sinusoidal", "binary", "normalised"),
     dim: int = 16,
     length: int = 256,
 ) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def absolute(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encodings : spec or list of specs
         Absolute encodings, at most six.
     dim : int
@@ -37,35 +36,19 @@ def absolute(
     dict
         The drawn numbers: "panels", a list of dicts with "encoding" (str) and "values", an array
         (length, dim).
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    found = _parts.encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
-    length = _parts.size("length", length, 2, 4096)
-    dim = _parts.size("dim", dim, 1, _parts.MOST_DIMS)
-    panels: list[dict[str, Any]] = [
+    adding = drawing.encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
+    length = drawing.size("length", length, 2, 4096)
+    dim = drawing.size("dim", dim, 1, drawing.MOST_DIMS)
+    panels = [
         {"encoding": str(encoding), "values": encoding.absolute(np.arange(length), dim)}
-        for encoding in found
+        for encoding in adding
     ]
-    figure = new_figure(max(WIDTH, 2.2 * len(found)), 4.4)
-    for number, panel in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), number + 1)
+    figure, row = drawing.panel_row(panels, 4.4, "dimension", "position (tokens)")
+    for axes, panel in zip(row, panels, strict=True):
         values = panel["values"]
-        low, high = float(values.min()), float(values.max())
-        image = axes.imshow(
-            values, aspect="auto", interpolation="nearest", cmap=clear_at_zero(signed=low < 0),
-            vmin=-high if low < 0 else 0, vmax=high,
-        )  # fmt: skip
+        colours = drawing.clear_at_zero(float(values.max()), signed=bool(values.min() < 0))
+        image = axes.imshow(values, aspect="auto", interpolation="nearest", **colours)
         figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
-        axes.set_xlabel("dimension")
-        if number == 0:
-            axes.set_ylabel("position (tokens)")
-        _parts.title(axes, _parts.name_of(panel["encoding"], 30))
-    save(figure, path)
+    drawing.save(figure, path)
     return {"panels": panels}

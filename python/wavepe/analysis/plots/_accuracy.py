@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from os import PathLike
 
 from ...common import checks
 from ...common.labels import fold, shortened
-from ._figure import new_figure, save
+from .drawing import Path, new_figure, save
 
 _LABEL_WIDTH = 24
 
@@ -16,7 +15,7 @@ _LABEL_WIDTH = 24
 def accuracy_grid(
     values: Mapping[str, Sequence[Sequence[float]]],
     lengths: Sequence[int],
-    path: str | PathLike[str],
+    path: Path,
     *,
     train_length: int,
     title: str = "",
@@ -32,21 +31,11 @@ def accuracy_grid(
     lengths : sequence of int
         Lengths of the evaluated sequences in bytes.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     train_length : int
         The trained length in bytes. A line separates longer lengths.
     title : str, optional
         Text above the picture.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        There is nothing to draw, a row does not have a cell for every length, or a share is
-        outside 0..1.
-    TypeError
-        An argument has a wrong type.
     """
     train_length = checks.integer("train_length", train_length, 1)
     lengths = checks.real_array("lengths", lengths).ravel().tolist()
@@ -88,7 +77,7 @@ def _shares(name: str, cells: Sequence[Sequence[float]], count: int) -> list[lis
         raise ValueError(
             f"values[{name!r}] must hold a list of shares for each of the {count} lengths"
         )
-    found = [checks.real_array(name, cell).ravel().tolist() for cell in cells]
-    if not all(found):
+    rows = [checks.real_array(name, cell).ravel().tolist() for cell in cells]
+    if not all(rows):
         raise ValueError(f"values[{name!r}] must hold at least one share for each length")
-    return [[checks.zero_to_one(name, share) for share in cell] for cell in found]
+    return [[checks.zero_to_one(name, share) for share in row] for row in rows]

@@ -8,14 +8,13 @@ import numpy as np
 
 from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding
-from . import _parts
-from ._figure import GRID, WIDTH, need_matplotlib, new_figure, save
+from . import drawing
 
 
 def bias(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
-    encodings: _parts.Specs = ("alibi", "kerple", "sandwich"),
+    encodings: drawing.Specs = ("alibi", "kerple", "sandwich"),
     heads: int = 8,
     length: int = 256,
 ) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def bias(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encodings : spec or list of specs
         Encodings with slopes or biases (alibi, t5, kerple, sandwich), at most six.
     heads : int
@@ -40,40 +39,27 @@ def bias(
     dict
         The drawn numbers: "distance", an int array (length,), and "panels", a list of dicts with
         "encoding" (str) and "bias", an array (heads, length).
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    found = _parts.encodings_of(
+    biasing = drawing.encodings_of(
         encodings,
         "an encoding with slopes or biases",
         lambda encoding: {"slopes", "bias"} & set(encoding.terms),
     )
-    length = _parts.size("length", length, 2, _parts.MOST_TOKENS)
-    heads = _parts.size("heads", heads, 1, _parts.MOST_HEADS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
+    heads = drawing.size("heads", heads, 1, drawing.MOST_HEADS)
     panels: list[dict[str, Any]] = [
-        {"encoding": str(e), "bias": _values(e, length, heads)} for e in found
+        {"encoding": str(e), "bias": _values(e, length, heads)} for e in biasing
     ]
-    figure = new_figure(max(WIDTH, 2.2 * len(found)), 3.6)
-    listed = _parts.ticks(heads, 8)
-    for number, panel in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), number + 1)
-        for head, colour in enumerate(_parts.shades(heads)):
+    figure, row = drawing.panel_row(panels, 3.6, "distance", "added to the score")
+    listed = drawing.ticks(heads, 8)
+    for axes, panel in zip(row, panels, strict=True):
+        for head, colour in enumerate(drawing.shades(heads)):
             name = f"{head + 1}" if head in listed else None
             axes.plot(panel["bias"][head], color=colour, linewidth=1.4, label=name)
-        axes.set_xlabel("distance")
-        if number == 0:
-            axes.set_ylabel("added to the score")
-        axes.grid(True, **GRID)
+        axes.grid(True, **drawing.GRID)
         axes.set_xlim(0, length - 1)
-        _parts.title(axes, _parts.name_of(panel["encoding"], 30))
-    _parts.legend_beside([axes], "head")
-    save(figure, path)
+    drawing.legend_beside(row[-1:], "head")
+    drawing.save(figure, path)
     return {"distance": np.arange(length), "panels": panels}
 
 

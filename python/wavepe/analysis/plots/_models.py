@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ...common import checks
-from . import _parts
-from ._figure import COLOURS, GRID, LINES, MARKERS, SHADE, need_matplotlib, new_figure, save
+from . import drawing
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# All weights below this have one colour.
-_FAINTEST = 1e-4
+_FAINTEST = 1e-4  # all weights below this have one colour
 _PANEL, _PANELS_IN_A_ROW = 3.4, 4
 _MOST_CELLS_WITH_TEXT = 200
 
 
 def band_heatmap(
     heatmap: ArrayLike,
-    path: str | PathLike[str],
+    path: drawing.Path,
     *,
     measured: float | None = None,
     predicted: float | None = None,
@@ -38,7 +32,7 @@ def band_heatmap(
     heatmap : array (positions, pairs) of real numbers
         The "heatmap" of `wavepe.analysis.measured_band`.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     measured : float, optional
         Index of a pair for a solid line: the mean of the measured bands.
     predicted : float, optional
@@ -46,47 +40,34 @@ def band_heatmap(
     title : str, optional
         Text above the picture.
 
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        `heatmap` does not have two dimensions, or a number is not finite.
-    TypeError
-        An argument has a wrong type.
-
     References
     ----------
     Oka et al., "Frequency Bands in RoPE", ICLR 2026.
     """
-    need_matplotlib()
-    norms = _matrix("heatmap", heatmap)
+    norms = drawing.numbers("heatmap", heatmap, 2)
     lines = {"measured mean": measured, "predicted j*": predicted}
-    places = {name: checks.finite(name, at) for name, at in lines.items() if at is not None}
-    _check_title(title)
-    figure = new_figure(6.4, 4.8)
+    places = {name: checks.finite(name, pair) for name, pair in lines.items() if pair is not None}
+    drawing.check_texts(title=title)
+    figure = drawing.new_figure(6.4, 4.8)
     axes = figure.subplots()
     image = axes.imshow(norms, aspect="auto", interpolation="nearest", cmap="viridis")
     # A predicted band can lie outside the head.
-    axes.set_xlim(-0.5, max(norms.shape[1] - 0.5, *(at + 0.5 for at in places.values()), 0.0))
-    for (name, at), style in zip(places.items(), ("-", "--"), strict=False):
+    axes.set_xlim(-0.5, max(norms.shape[1] - 0.5, *(pair + 0.5 for pair in places.values()), 0.0))
+    for (name, pair), style in zip(places.items(), ("-", "--"), strict=False):
         for width, colour in ((3.2, "black"), (1.6, "white")):  # visible on light and on dark
-            axes.axvline(at, color=colour, linewidth=width, linestyle=style)
-        axes.plot([], [], color="0.5", linestyle=style, label=f"{name} {at:.1f}")
+            axes.axvline(pair, color=colour, linewidth=width, linestyle=style)
+        axes.plot([], [], color="0.5", linestyle=style, label=f"{name} {pair:.1f}")
     axes.set_xlabel("pair (0 turns fastest)")
     axes.set_ylabel("position")
     figure.colorbar(image, ax=axes, label="mean L2 norm of the pair")
     if places:
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    _parts.title(axes, title)
-    save(figure, path)
+    drawing.title(axes, title)
+    drawing.save(figure, path)
 
 
 def attention_maps(
-    maps: Sequence[ArrayLike],
-    path: str | PathLike[str],
-    *,
-    titles: Sequence[str] | None = None,
+    maps: Sequence[ArrayLike], path: drawing.Path, *, titles: Sequence[str] | None = None
 ) -> None:
     """Draw attention weights side by side, on one logarithmic scale.
 
@@ -95,26 +76,13 @@ def attention_maps(
     maps : sequence of arrays (n, n) of real numbers
         Weights [query, key]. Weights below 1e-4 get the darkest colour; weights of 0 stay grey.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     titles : sequence of str, optional
         Text above each panel, one for each map.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        There are no maps, a map does not have two dimensions, or the number of titles is not that
-        of the maps.
-    TypeError
-        An argument has a wrong type.
     """
-    need_matplotlib()
-    from matplotlib.colors import LogNorm
-
     if isinstance(maps, (str, bytes)) or not isinstance(maps, (Sequence, np.ndarray)):
         raise TypeError(f"maps must be a list of arrays, got {type(maps).__name__}")
-    panels = [_matrix("maps", one) for one in maps]
+    panels = [drawing.numbers("maps", weights, 2) for weights in maps]
     if not panels:
         raise ValueError("maps must hold at least one map, got none")
     names = [""] * len(panels) if titles is None else titles
@@ -125,12 +93,14 @@ def attention_maps(
             f"titles must hold one text for each of the {len(panels)} maps, got {len(names)}"
         )
     for name in names:
-        _check_title(name)
+        drawing.check_texts(title=name)
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
     lines = 1 + max(name.count("\n") for name in names)
     height = rows * (_PANEL + 0.2 * lines) + 0.3
-    figure = new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
+    figure = drawing.new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
+    from matplotlib.colors import LogNorm
+
     figure.set_layout_engine("compressed")  # no empty space between the square panels
     grid = figure.subplots(rows, columns, squeeze=False)
     norm = LogNorm(_FAINTEST, 1.0)
@@ -142,20 +112,20 @@ def attention_maps(
         image = axes.imshow(
             np.ma.maximum(weights, _FAINTEST), norm=norm, cmap="viridis", interpolation="nearest"
         )
-        axes.set_facecolor(("0.5", SHADE["alpha"]))
+        axes.set_facecolor(("0.5", drawing.SHADE["alpha"]))
         axes.set_xlabel("key")
         axes.set_ylabel("query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)
-        _parts.title(axes, names[number])
+        drawing.title(axes, names[number])
     figure.colorbar(
         image, ax=grid, label="attention weight", extend="min", shrink=0.9 if rows == 1 else 0.7
     )
-    save(figure, path)
+    drawing.save(figure, path)
 
 
 def needle_grid(
     grid: ArrayLike,
-    path: str | PathLike[str],
+    path: drawing.Path,
     *,
     lengths: Sequence[int],
     depths: Sequence[float],
@@ -168,33 +138,25 @@ def needle_grid(
     grid : array (lengths, depths) of real numbers
         Shares from 0 to 1, as `wavepe.analysis.needle` returns them.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     lengths : sequence of int
         Length of each row of `grid`.
     depths : sequence of float
         Depth of each column of `grid`.
     title : str, optional
         Text above the picture.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        The shape of `grid` does not fit `lengths` and `depths`.
-    TypeError
-        An argument has a wrong type.
     """
-    need_matplotlib()
-    rates = _matrix("grid", grid)
-    columns, rows = _row("lengths", lengths), _row("depths", depths)
+    rates = drawing.numbers("grid", grid, 2)
+    columns, rows = drawing.numbers("lengths", lengths, 1), drawing.numbers("depths", depths, 1)
     if rates.shape != (len(columns), len(rows)):
         raise ValueError(
             f"grid must have shape ({len(columns)}, {len(rows)}) for these lengths and depths, got "
             f"{rates.shape}"
         )
-    _check_title(title)
-    figure = new_figure(max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4))
+    drawing.check_texts(title=title)
+    figure = drawing.new_figure(
+        max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4)
+    )
     axes = figure.subplots()
     image = axes.imshow(rates.T, aspect="auto", cmap="cividis", vmin=0.0, vmax=1.0)
     axes.set_xticks(range(len(columns)), [f"{length:.15g}" for length in columns])
@@ -208,14 +170,14 @@ def needle_grid(
             colour = "white" if rate < 0.5 else "black"
             axes.text(x, y, f"{rate:.0%}", ha="center", va="center", color=colour, size=8)
     figure.colorbar(image, ax=axes, label="share of facts found")
-    _parts.title(axes, title)
-    save(figure, path)
+    drawing.title(axes, title)
+    drawing.save(figure, path)
 
 
 def sweep_curve(
     values: Sequence[float],
     perplexity: Mapping[Any, Sequence[float]],
-    path: str | PathLike[str],
+    path: drawing.Path,
     *,
     name: str,
     logarithmic: bool = False,
@@ -231,7 +193,7 @@ def sweep_curve(
     perplexity : mapping of int to sequence of float
         Sequence length -> one perplexity for each of `values`.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     name : str
         Name of the option, written below the picture.
     logarithmic : bool
@@ -240,77 +202,31 @@ def sweep_curve(
         Unit of the perplexity: "token" or "byte".
     title : str, optional
         Text above the picture.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        A line does not have one perplexity for each value.
-    TypeError
-        An argument has a wrong type.
     """
-    need_matplotlib()
-    places = _row("values", values)
+    places = drawing.numbers("values", values, 1)
     if not isinstance(perplexity, Mapping):
         raise TypeError(f"perplexity must be a mapping, got {type(perplexity).__name__}")
-    lines = {length: _row("perplexity", line) for length, line in perplexity.items()}
+    lines = {length: drawing.numbers("perplexity", line, 1) for length, line in perplexity.items()}
     for length, line in lines.items():
         if len(line) != len(places):
             raise ValueError(
                 f"perplexity[{length}] must hold one number for each of the {len(places)} values, "
                 f"got {len(line)}"
             )
-    for text in (name, unit, title):
-        _check_title(text)
-    figure = new_figure(6.8, 4.2)
+    drawing.check_texts(name=name, unit=unit, title=title)
+    figure = drawing.new_figure(6.8, 4.2)
     axes = figure.subplots()
     order = np.argsort(places)
     for number, (length, line) in enumerate(lines.items()):
         axes.plot(
-            places[order], line[order], color=COLOURS[number % 8],
-            marker=MARKERS[number % 8], linestyle=LINES[number // 8 % 4], label=str(length),
+            places[order], line[order], color=drawing.COLOURS[number % 8], label=str(length),
+            marker=drawing.MARKERS[number % 8], linestyle=drawing.LINES[number // 8 % 4],
         )  # fmt: skip
     if logarithmic:
         axes.set_xscale("log")
-    axes.set_yscale("log")
-    _plain_ticks(axes)
+    drawing.plain_ticks(axes)
     axes.set_xlabel(name)
     axes.set_ylabel(f"perplexity per {unit}")
-    axes.grid(True, which="major", **GRID)
-    figure.legend(
-        loc="outside right upper", frameon=False, title="length",
-    )  # fmt: skip
-    _parts.title(axes, title)
-    save(figure, path)
-
-
-def _matrix(name: str, value: ArrayLike) -> np.ndarray:
-    array = checks.real_array(name, value)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(
-            f"{name} must have two dimensions, none of them 0, got shape {array.shape}"
-        )
-    return array.astype(np.float64)
-
-
-def _row(name: str, value: ArrayLike) -> np.ndarray:
-    array = checks.real_array(name, value)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name} must have one dimension, not 0, got shape {array.shape}")
-    return array.astype(np.float64)
-
-
-def _check_title(title: Any) -> None:
-    if not isinstance(title, str):
-        raise TypeError(f"title must be a string, got {title!r}")
-
-
-def _plain_ticks(axes: Axes) -> None:
-    """Write perplexities as plain numbers."""
-    from matplotlib.ticker import FuncFormatter
-
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain)
-    axes.tick_params(axis="y", which="minor", labelsize="small")
+    figure.legend(loc="outside right upper", frameon=False, title="length")
+    drawing.title(axes, title)
+    drawing.save(figure, path)

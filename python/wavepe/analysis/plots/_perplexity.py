@@ -6,12 +6,22 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ...common import checks
 from ...common.labels import fold, shortened
-from ._figure import GRID, WIDTH, line_looks, need_matplotlib, new_figure, save
+from .drawing import (
+    WIDTH,
+    Path,
+    check_texts,
+    line_looks,
+    new_figure,
+    plain_ticks,
+    save,
+    show_plainly,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +35,7 @@ _LEGEND_WIDTH, _NOTE_WIDTH = 34, 100
 
 def perplexity_by_length(
     runs: Sequence[Mapping[str, Any]],
-    path: str | PathLike[str],
+    path: Path,
     *,
     train_length: int,
     title: str = "",
@@ -43,22 +53,13 @@ def perplexity_by_length(
         The "runs" of a results.json of ``wavepe compare``. Each has "encoding" (str), "seed" (int)
         and "perplexity", a mapping of length to value.
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     train_length : int
         The trained length. A vertical line marks it.
     title : str, optional
         Text above the picture.
     unit : str
         Unit of the lengths and of the perplexity: "byte" or "token".
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError
-        `runs` is empty, or `train_length` is below 1.
-    TypeError
-        An argument has a wrong type.
 
     Examples
     --------
@@ -67,16 +68,12 @@ def perplexity_by_length(
     ...         {"encoding": "alibi", "seed": 0, "perplexity": {"128": 3.6, "256": 3.5}}]
     >>> perplexity_by_length(runs, "perplexity.png", train_length=128)  # doctest: +SKIP
     """
-    need_matplotlib()
     if not isinstance(runs, Sequence) or not all(isinstance(run, Mapping) for run in runs):
         raise TypeError(f"runs must be a list of mappings, got {type(runs).__name__}")
     if not runs:
         raise ValueError("runs must hold at least one run, got none")
     train_length = checks.integer("train_length", train_length, 1)
-    if not isinstance(title, str):
-        raise TypeError(f"title must be a string, got {title!r}")
-    if not isinstance(unit, str):
-        raise TypeError(f"unit must be a string, got {unit!r}")
+    check_texts(title=title, unit=unit)
 
     rows = _by_encoding(runs)
     labels, notes = shortened(rows, _LEGEND_WIDTH)
@@ -86,34 +83,32 @@ def perplexity_by_length(
     in_notes = len(below.splitlines())
     figure = new_figure(WIDTH, _HEIGHT + _LINE * (in_legend + in_notes))
     # The notes have a part of their own, as a legend would lie on them.
-    part: Any = figure
-    noted: Any = None
+    upper: Any = figure
+    lower: Any = None
     if below:
         heights = (_HEIGHT + _LINE * in_legend, _LINE * in_notes)
-        part, noted = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
-    axes = part.subplots()
-    every_length: set[int] = set()
-    lines = []
-    for label, look, by_length in zip(labels, line_looks(list(rows)), rows.values(), strict=True):
-        every_length.update(by_length)
-        lines.append(_draw_line(axes, look, label, by_length))
-    _mark_length(axes, train_length, last=train_length >= max(every_length))
-    _scale_axes(axes, sorted(every_length))
+        upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    axes = upper.subplots()
+    lines = [
+        _draw_line(axes, look, label, by_length)
+        for label, look, by_length in zip(
+            labels, line_looks(list(rows)), rows.values(), strict=True
+        )
+    ]
+    lengths = sorted(set().union(*rows.values()))
+    _mark_length(axes, train_length, last=train_length >= lengths[-1])
+    _scale_axes(axes, lengths)
     axes.set_xlabel(f"sequence length at evaluation ({unit}s)")
     axes.set_ylabel(f"perplexity per {unit}")
     if title:
         axes.set_title("\n".join(fold(title, 64)), fontsize="medium", loc="left")
-    lines.sort(key=_last, reverse=True)  # the legend has the order of the ends of the lines
-    legend = part.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a $ in a name does not begin a formula
-    if noted:
-        noted.text(0.01, 0.5, below, va="center", fontsize="x-small", parse_math=False)
+    # The legend has the order of the ends of the lines.
+    lines.sort(key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
+    legend = upper.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
+    show_plainly(legend)
+    if lower:
+        lower.text(0.01, 0.5, below, va="center", fontsize="x-small", parse_math=False)
     save(figure, path)
-
-
-def _last(line: Any) -> float:
-    return line.get_ydata()[-1]
 
 
 def _draw_line(
@@ -121,14 +116,9 @@ def _draw_line(
 ) -> Line2D:
     """Draw the mean over the seeds, with a band from the lowest to the highest."""
     lengths = sorted(by_length)
-    (line,) = axes.plot(
-        lengths,
-        [statistics.fmean(by_length[length]) for length in lengths],
-        label=label,
-        **look,
-    )
-    low = [min(by_length[length]) for length in lengths]
-    high = [max(by_length[length]) for length in lengths]
+    cells = [by_length[length] for length in lengths]
+    (line,) = axes.plot(lengths, list(map(statistics.fmean, cells)), label=label, **look)
+    low, high = list(map(min, cells)), list(map(max, cells))
     axes.fill_between(lengths, low, high, color=look["color"], alpha=0.15, linewidth=0)
     return line
 
@@ -137,39 +127,29 @@ def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
     """Draw the line of the trained length, and its name on the side with room."""
     axes.axvline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
     axes.annotate(
-        "trained length " if last else " trained length",
-        (length, 0.985),
-        xycoords=("data", "axes fraction"),
-        fontsize="small",
-        ha="right" if last else "left",
+        "trained length " if last else " trained length", (length, 0.985),
+        xycoords=("data", "axes fraction"), fontsize="small", ha="right" if last else "left",
         va="top",
-    )
+    )  # fmt: skip
 
 
 def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
-    """Make both axes logarithmic with plain numbers; the x axis shows the lengths only."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Make both axes logarithmic with plain numbers; the x axis shows the lengths only.
 
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, _tick_labels(lengths))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain)
-    axes.tick_params(axis="y", which="minor", labelsize="small")
-    axes.grid(True, which="major", **GRID)
+    A length whose text would overlap the text at its left has a tick alone.
+    """
+    from matplotlib.ticker import NullFormatter
 
-
-def _tick_labels(lengths: Sequence[int]) -> list[str]:
-    """Return the lengths as texts; empty where one would overlap the text at its left."""
     apart = 0.07 * math.log(lengths[-1] / lengths[0])
     labels, last = [], 0
     for length in lengths:
         free = not last or math.log(length / last) > apart
         labels.append(str(length) if free else "")
         last = length if free else last
-    return labels
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, labels)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes)
 
 
 def _by_encoding(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:

@@ -11,24 +11,15 @@ import wavepe
 from ...arrays.rope_frequencies import DEFAULT_THETA
 from ...common import checks
 from ...encodings import Encoding, RoPE, Sinusoidal
-from .. import _matrices
 from .._bands import predicted_band
-from . import _parts
-from ._figure import (
-    GRID,
-    SHADE,
-    WIDTH,
-    clear_at_zero,
-    need_matplotlib,
-    new_figure,
-    save,
-)
+from .._matrices import multiscale_rope_matrix, rope_matrix, rope_wavelet_matrix
+from . import drawing
 
 
 def decay(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
-    encodings: _parts.Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
+    encodings: drawing.Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
     dim: int = 128,
     length: int = 1024,
 ) -> dict[str, Any]:
@@ -41,7 +32,7 @@ def decay(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encodings : spec or list of specs
         Encodings `sinusoidal` or `rope`, at most six.
     dim : int
@@ -55,44 +46,36 @@ def decay(
     dict
         The drawn numbers: "distance", an int array (length,), and "lines", a list of dicts with
         "encoding" (str) and "product", an array (length,).
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    found = _parts.encodings_of(
+    waves = drawing.encodings_of(
         encodings, "rope or sinusoidal", lambda encoding: isinstance(encoding, (RoPE, Sinusoidal))
     )
-    length = _parts.size("length", length, 2, _parts.MOST_TOKENS)
-    dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
+    dim = drawing.size("dim", dim, 2, drawing.MOST_DIMS)
     distance = np.arange(length)
     lines = []
-    for encoding in found:
+    for encoding in waves:
         vectors = _vectors(encoding, distance, dim)
         product = vectors @ vectors[0]
         lines.append({"encoding": str(encoding), "product": product / product[0]})
 
-    figure = new_figure(WIDTH, 4.8)
+    figure = drawing.new_figure(drawing.WIDTH, 4.8)
     axes = figure.subplots()
-    for colour, encoding, line in zip(_parts.shades(len(lines)), found, lines, strict=True):
+    for colour, encoding, line in zip(drawing.shades(len(lines)), waves, lines, strict=True):
         # A sinusoid covers the rope of its base. Drawn as a wide band, both are visible.
         band = encoding.adds
         axes.plot(distance[1:], line["product"][1:], color=colour,
             linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
-            label=_parts.name_of(str(encoding), 100))  # fmt: skip
+            label=drawing.folded(str(encoding), 100))  # fmt: skip
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, max(length - 1, 2))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("distance (tokens)")
     axes.set_ylabel("dot product / that at distance 0")
-    axes.grid(True, **GRID)
-    _parts.legend_below(figure, axes)
-    save(figure, path)
+    axes.grid(True, **drawing.GRID)
+    drawing.legend_below(figure, axes)
+    drawing.save(figure, path)
     return {"distance": distance, "lines": lines}
 
 
@@ -106,9 +89,9 @@ def _vectors(encoding: Encoding, positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def wavelengths(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
-    encodings: _parts.Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
+    encodings: drawing.Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
     dim: int = 128,
     length: int = 4096,
 ) -> dict[str, Any]:
@@ -122,7 +105,7 @@ def wavelengths(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encodings : spec or list of specs
         Encodings `rope` with any base and scaling, at most six.
     dim : int
@@ -136,43 +119,34 @@ def wavelengths(
         The drawn numbers: "trained_length" (int) and "lines", a list of dicts with "encoding"
         (str), "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
         "predicted_band" (float, or None if theory predicts none).
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    found: list[Any] = _parts.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
+    rotating = drawing.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
     length = checks.integer("length", length, 1)
-    dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
+    dim = drawing.size("dim", dim, 2, drawing.MOST_DIMS)
     lines = []
-    for encoding in found:
+    for encoding in rotating:
         frequencies, _ = encoding.rotary.frequencies(dim, length=length, trained_length=length)
         with np.errstate(divide="ignore"):
             wavelength = 2 * np.pi / frequencies
-        lines.append(
-            {
-                "encoding": str(encoding),
-                "wavelength": wavelength,
-                "predicted_band": _band(encoding.rotary, dim, length),
-            }
-        )
+        band = _predicted(encoding.rotary, dim, length)
+        lines.append({"encoding": str(encoding), "wavelength": wavelength, "predicted_band": band})
 
-    figure = new_figure(WIDTH, 5.2)
+    figure = drawing.new_figure(drawing.WIDTH, 5.2)
     axes = figure.subplots()
-    for colour, line in zip(_parts.shades(len(lines)), lines, strict=True):
-        name, band = _parts.name_of(line["encoding"], 90), line["predicted_band"]
+    for colour, line in zip(drawing.shades(len(lines)), lines, strict=True):
+        name, band = drawing.folded(line["encoding"], 90), line["predicted_band"]
         name += "" if band is None else f" (star: predicted band, {band:.1f})"
         axes.plot(
             line["wavelength"], label=name, color=colour, marker="o", markersize=3, linewidth=1
         )
-        _mark_band(axes, line, colour)
+        if band is not None and 0 <= band <= dim // 2 - 1:
+            height = np.exp(np.interp(band, np.arange(dim // 2), np.log(line["wavelength"])))
+            axes.plot(
+                [band], [height], "*", color=colour, markersize=17, markeredgecolor="0.5", zorder=5
+            )
     finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
     low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
-    axes.axhspan(length, high, zorder=0, **SHADE)
+    axes.axhspan(length, high, zorder=0, **drawing.SHADE)
     axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -183,29 +157,21 @@ def wavelengths(
     )  # fmt: skip
     axes.set_xlabel("pair of the head, fastest first")
     axes.set_ylabel("wavelength (tokens)")
-    axes.grid(True, **GRID)
-    _parts.legend_below(figure, axes)
-    save(figure, path)
+    axes.grid(True, **drawing.GRID)
+    drawing.legend_below(figure, axes)
+    drawing.save(figure, path)
     return {"trained_length": length, "lines": lines}
 
 
-def _band(encoding: RoPE, dim: int, length: int) -> float | None:
+def _predicted(encoding: RoPE, dim: int, length: int) -> float | None:
     """Return the predicted pair of an encoding with a plain base; None for other encodings."""
     theta = DEFAULT_THETA if encoding.theta is None else encoding.theta
     plain = type(encoding) is RoPE and set(encoding.options()) <= {"theta", "interleaved"}
     return predicted_band(dim, theta, length) if plain and theta > 1 else None
 
 
-def _mark_band(axes: Any, line: dict[str, Any], colour: Any) -> None:
-    band, wavelength = line["predicted_band"], line["wavelength"]
-    if band is None or not 0 <= band <= len(wavelength) - 1:
-        return
-    height = np.exp(np.interp(band, np.arange(len(wavelength)), np.log(wavelength)))
-    axes.plot([band], [height], "*", color=colour, markersize=17, markeredgecolor="0.5", zorder=5)
-
-
 def matrices(
-    path: _parts.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
+    path: drawing.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
 ) -> dict[str, Any]:
     """Draw the rotation of one position, its form made of wavelets, and the multi-scale form.
 
@@ -215,7 +181,7 @@ def matrices(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     position : int
         The position, from 0 on.
     dim : int
@@ -230,41 +196,30 @@ def matrices(
         are the results of `rope_matrix`, `rope_wavelet_matrix` and `multiscale_rope_matrix` of
         wavepe.analysis.
 
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A size, the position or the base is wrong.
-
     References
     ----------
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    need_matplotlib()
-    dim = _parts.size("dim", dim, 2, 256)
-    position = checks.integer("position", position, 0)
-    found = {
-        "rotation": _matrices.rope_matrix(position, dim, theta),
-        "wavelets": _matrices.rope_wavelet_matrix(position, dim, theta),
-        "multiscale": _matrices.multiscale_rope_matrix(position, dim, theta),
+    dim, position = drawing.size("dim", dim, 2, 256), checks.integer("position", position, 0)
+    drawn = {
+        "rotation": rope_matrix(position, dim, theta),
+        "wavelets": rope_wavelet_matrix(position, dim, theta),
+        "multiscale": multiscale_rope_matrix(position, dim, theta),
     }
-    apart = np.abs(found["rotation"] - found["wavelets"]).max()
-    names = {
-        "rotation": f"position {position}, rotated",
-        "wavelets": f"made of wavelets\n(within {apart:.0e})",
-        "multiscale": "of several scales",
-    }
-    figure = new_figure(WIDTH, 2.9)
+    apart = np.abs(drawn["rotation"] - drawn["wavelets"]).max()
+    names = (
+        f"position {position}, rotated",
+        f"made of wavelets\n(within {apart:.0e})",
+        "of several scales",
+    )
+    figure = drawing.new_figure(drawing.WIDTH, 2.9)
     panels = figure.subplots(1, 3, sharey=True)
-    for axes, (name, matrix) in zip(panels, found.items(), strict=True):
-        image = axes.imshow(
-            matrix, cmap=clear_at_zero(signed=True), vmin=-1, vmax=1, interpolation="nearest"
-        )
-        axes.set_title(names[name], fontsize="medium")
+    for axes, name, matrix in zip(panels, names, drawn.values(), strict=True):
+        image = axes.imshow(matrix, interpolation="nearest", **drawing.clear_at_zero(1))
+        axes.set_title(name, fontsize="medium")
         axes.set_xlabel("of q or k")
     panels[0].set_ylabel("of the result")
     figure.colorbar(image, ax=panels, label="entry", pad=0.02)
-    save(figure, path)
-    return found
+    drawing.save(figure, path)
+    return drawn

@@ -12,9 +12,8 @@ import wavepe
 
 from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
-from .. import _matrices
-from . import _parts
-from ._figure import COLOURS, GRID, WIDTH, clear_at_zero, need_matplotlib, new_figure, save
+from .._matrices import wavelet_transform
+from . import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,9 +25,9 @@ _LINES = 4  # the largest number of scales, or shifts, in a panel
 
 
 def wavelets(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
-    encodings: _parts.Specs = _SPECS,
+    encodings: drawing.Specs = _SPECS,
     dim: int | None = None,
     length: int = 64,
 ) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def wavelets(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encodings : spec or list of specs
         Encodings `wavelet`, at most six.
     dim : int, optional
@@ -55,52 +54,47 @@ def wavelets(
         The drawn numbers: "distance", an int array (2 length + 1,); "scales", a list of dicts with
         "encoding" (str), "scale" (float) and "p", an array like "distance"; and "shifts", a list of
         dicts with "mirrored" (bool), "scale", "shift" (floats) and "p".
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    found: list[Any] = _parts.encodings_of(
+    kinds: list[Wavelet] = drawing.encodings_of(
         encodings, "wavelets", lambda encoding: isinstance(encoding, Wavelet)
     )
-    length = _parts.size("length", length, 2, _parts.MOST_TOKENS)
+    length = drawing.size("length", length, 2, drawing.MOST_TOKENS)
     distance = np.arange(-length, length + 1)
     scales, shifts = [], []
-    for encoding in found:
-        scales += _by_scale(encoding, _head_size(encoding, dim, 64), length)
+    for encoding in kinds:
+        for row in _columns(encoding, dim, length, by="scale"):
+            scales.append({"encoding": str(encoding), "scale": row["scale"], "p": row["p"]})
     for mirrored in (False, True):
-        encoding = dataclasses.replace(found[0], mirrored=mirrored)
-        shifts += _by_shift(encoding, _head_size(encoding, dim, 64), length)
+        encoding = dataclasses.replace(kinds[0], mirrored=mirrored)
+        for row in _columns(encoding, dim, length, by="shift"):
+            shifts.append({"mirrored": mirrored, **row})
 
-    count = -(-len(found) // 2)
-    figure = new_figure(WIDTH, 2.0 + 1.9 * count)
+    count = -(-len(kinds) // 2)
+    figure = drawing.new_figure(drawing.WIDTH, 2.0 + 1.9 * count)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(count, 1.1))[:, 0]
     grid = upper.subplots(count, 2, sharex=True, sharey=True, squeeze=False)
-    for axes, encoding in itertools.zip_longest(grid.flat, found):
-        if encoding is None:
+    for axes, kind in itertools.zip_longest(grid.flat, kinds):
+        if kind is None:
             axes.set_axis_off()
             continue
-        rows = [row for row in scales if row["encoding"] == str(encoding)]
+        rows = [row for row in scales if row["encoding"] == str(kind)]
         _draw(axes, distance, rows, "scale", named=False)
-        _parts.title(axes, encoding.kind)
-    _parts.legend_beside(grid[:, -1] if len(found) % 2 == 0 else grid.flat[: len(found)], "scale a")
+        drawing.title(axes, kind.kind)
+    drawing.legend_beside(
+        grid[:, -1] if len(kinds) % 2 == 0 else grid.flat[: len(kinds)], "scale a"
+    )
     for axes in grid[:, 0]:
         axes.set_ylabel("p(distance)")
     panels = lower.subplots(1, 2, sharey=True)
-    for axes, mirrored in zip(panels, (False, True), strict=True):
-        rows = [row for row in shifts if row["mirrored"] is mirrored]
-        _draw(axes, distance, rows, "shift", named=not mirrored)
+    for axes, form in zip(panels, ("literal", "mirrored"), strict=True):
+        rows = [row for row in shifts if row["mirrored"] == (form == "mirrored")]
+        _draw(axes, distance, rows, "shift", named=form == "literal")
         reach = min(length, rows[-1]["shift"] + 8 * rows[0]["scale"])
         axes.set_xlim(-reach, reach)
-        form = "mirrored" if mirrored else "literal"
-        _parts.title(axes, f"{found[0].kind}, a = {rows[0]['scale']:g}, {form}")
-    _parts.legend_beside(panels, "shift b")
+        drawing.title(axes, f"{kinds[0].kind}, a = {rows[0]['scale']:g}, {form}")
+    drawing.legend_beside(panels, "shift b")
     panels[0].set_ylabel("p(distance)")
-    save(figure, path)
+    drawing.save(figure, path)
     return {"distance": distance, "scales": scales, "shifts": shifts}
 
 
@@ -110,46 +104,37 @@ def _head_size(encoding: Encoding, dim: int | None, usual: int) -> int:
         scales = getattr(encoding, "scales", 1)
         count = len(scales) if isinstance(scales, tuple) else scales
         dim = max(1, usual // count) * count
-    return _parts.size("dim", dim, 1, _parts.MOST_DIMS)
+    return drawing.size("dim", dim, 1, drawing.MOST_DIMS)
 
 
-def _by_scale(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
-    """Return the columns with shift 0, at most _LINES of them."""
-    scale, shift = encoding.grid(dim)
-    p, *_ = encoding.table(length + 1, dim, causal=False)
-    return [
-        {"encoding": str(encoding), "scale": scale[column], "p": p[:, column]}
-        for column in _spread_columns(np.flatnonzero(shift == 0), scale)
-    ]
+def _columns(encoding: Wavelet, dim: int | None, length: int, *, by: str) -> list[dict[str, Any]]:
+    """Return at most _LINES columns that differ in scale or shift, evenly spread, in rising order.
 
-
-def _by_shift(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
-    """Return the columns of the smallest scale from 4 on, at most _LINES of them."""
+    By scale, their shift is 0; by shift, their scale is the smallest one from 4 on.
+    """
+    dim = _head_size(encoding, dim, 64)
     scale, shift = encoding.grid(dim)
     p, *_ = encoding.table(length + 1, dim, causal=False)
     drawn = min(scale[scale >= 4], default=scale.max())
+    columns = np.flatnonzero(shift == 0 if by == "scale" else scale == drawn)
+    values = (scale if by == "scale" else shift)[columns]
+    _, firsts = np.unique(values, return_index=True)
     return [
-        {
-            "mirrored": encoding.mirrored,
-            "scale": scale[column],
-            "shift": shift[column],
-            "p": p[:, column],
-        }
-        for column in _spread_columns(np.flatnonzero(scale == drawn), shift)
+        {"scale": scale[column], "shift": shift[column], "p": p[:, column]}
+        for column in columns[firsts[drawing.ticks(len(firsts), _LINES)]]
     ]
-
-
-def _spread_columns(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return columns with at most _LINES different values, evenly spread, in rising order."""
-    _, firsts = np.unique(values[columns], return_index=True)
-    return columns[firsts[_parts.ticks(len(firsts), _LINES)]]
 
 
 def _draw(
     axes: Axes, distance: np.ndarray, rows: list[dict[str, Any]], label: str, *, named: bool
 ) -> None:
-    _parts.hide_future(axes, distance[0], named)
-    for row, colour in zip(rows, _parts.shades(len(rows)), strict=True):
+    """Draw the rows over the distance; the shade of later keys says why if `named`."""
+    axes.axvspan(distance[0], 0, zorder=0, **drawing.SHADE)
+    axes.axvline(0, color="0.5", linewidth=0.8, zorder=1)
+    if named:
+        axes.text(0.02, 0.97, "future, masked", transform=axes.transAxes, fontsize="small",
+            va="top")  # fmt: skip
+    for row, colour in zip(rows, drawing.shades(len(rows)), strict=True):
         jumps = len(np.unique(row["p"])) <= 3  # as Haar does
         # The first line is on top: it has the narrowest scale.
         axes.plot(distance, row["p"], color=colour, label=f"{row[label]:g}", linewidth=1.4,
@@ -159,11 +144,11 @@ def _draw(
     place = axes.get_subplotspec()
     if place is None or place.is_last_row():
         axes.set_xlabel("distance (tokens)")
-    axes.grid(True, **GRID)
+    axes.grid(True, **drawing.GRID)
 
 
 def table(
-    path: _parts.Path,
+    path: drawing.Path,
     *,
     encoding: str | Encoding = "wavelet",
     dim: int | None = None,
@@ -178,7 +163,7 @@ def table(
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     encoding : spec
         A relative encoding: wavelet, shaw or transformer_xl. Learned encodings show their initial
         values.
@@ -193,21 +178,15 @@ def table(
         The drawn numbers: "encoding" (str), "p", an array (L, columns) by distance, and "squares",
         a list of dicts with "column" (int) and "bias", an array (L, L) that is NaN where a causal
         mask hides the key.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        A spec or a size is wrong.
     """
-    need_matplotlib()
-    chosen = _parts.encoding_of(
+    if not isinstance(encoding, (str, Encoding)):
+        raise TypeError(f"encoding must be a spec or an encoding, got {encoding!r}")
+    (relative,) = drawing.encodings_of(
         encoding, "a relative encoding", lambda encoding: "table" in encoding.terms
     )
-    length = _parts.size("length", length, 2, 2048)
-    dim = _head_size(chosen, dim, 128)
-    p, first, beyond = chosen.table(length, dim)
+    length = drawing.size("length", length, 2, 2048)
+    dim = _head_size(relative, dim, 128)
+    p, first, beyond = relative.table(length, dim)
     rows = rows_at(np.arange(length), p, first, beyond, axis=-2)
     width = p.shape[-1]  # another than `dim`, if not the queries themselves read the table
     columns = sorted({(2 * number + 1) * width // 6 for number in range(3)})
@@ -218,53 +197,45 @@ def table(
         bias = wavepe.relative_bias(query, p, length, first=first, beyond=beyond)
         squares.append({"column": column, "bias": np.where(hidden, np.nan, bias)})
 
-    figure = new_figure(WIDTH, 7.2)
+    figure = drawing.new_figure(drawing.WIDTH, 7.2)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25, 1))[:, 0]
-    most = max(float(np.abs(rows).max()), 1e-12)
-    colours = {
-        "cmap": clear_at_zero(signed=True),
-        "vmin": -most,
-        "vmax": most,
-        "interpolation": "nearest",
-    }
+    colours = drawing.clear_at_zero(_largest(rows))
     axes = upper.subplots()
-    image = axes.imshow(rows, aspect="auto", **colours)
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", **colours)
     axes.set_ylabel("distance (tokens)")
     axes.set_xlabel("column")
-    _parts.title(axes, _parts.name_of(str(chosen), 60))
-    _mark_scales(axes, chosen, dim)
+    drawing.title(axes, drawing.folded(str(relative), 60))
+    names = _name_columns(axes, relative, dim, columns)
     upper.colorbar(image, ax=axes, label="p(distance)", pad=0.02)
     panels = lower.subplots(1, len(squares), sharey=True, squeeze=False)[0]
-    for axes, square in zip(panels, squares, strict=True):
-        axes.imshow(square["bias"], **colours)
-        _parts.title(axes, _column_name(chosen, dim, square["column"]))
+    for axes, square, name in zip(panels, squares, names, strict=True):
+        axes.imshow(square["bias"], interpolation="nearest", **colours)
+        drawing.title(axes, name)
         axes.set_xlabel("key (token)")
     panels[0].set_ylabel("query (token)")
-    save(figure, path)
-    return {"encoding": str(chosen), "p": rows, "squares": squares}
+    drawing.save(figure, path)
+    return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
-def _mark_scales(axes: Axes, encoding: Encoding, dim: int) -> None:
-    """Write the scale of each block of columns on the axis of the map."""
+def _largest(values: np.ndarray) -> float:
+    return max(float(np.abs(values).max()), 1e-12)
+
+
+def _name_columns(axes: Axes, encoding: Encoding, dim: int, columns: list[int]) -> list[str]:
+    """Write the scale of each block of columns on the axis of the map; return names of columns."""
     if not isinstance(encoding, Wavelet):
-        return
+        return [f"column {column}" for column in columns]
     scale, shift = encoding.grid(dim)
     starts = np.flatnonzero(shift == 0)
-    if len(starts) > 16:
-        return
-    for start in starts[1:]:
-        axes.axvline(start - 0.5, color="0.4", linewidth=0.5)
-    axes.set_xticks(starts, [f"{start}\na={scale[start]:g}" for start in starts], fontsize="small")
+    if len(starts) <= 16:
+        for start in starts[1:]:
+            axes.axvline(start - 0.5, color="0.4", linewidth=0.5)
+        texts = [f"{start}\na={scale[start]:g}" for start in starts]
+        axes.set_xticks(starts, texts, fontsize="small")
+    return [f"column {c}\na = {scale[c]:g}, b = {shift[c]:g}" for c in columns]
 
 
-def _column_name(encoding: Encoding, dim: int, column: int) -> str:
-    if not isinstance(encoding, Wavelet):
-        return f"column {column}"
-    scale, shift = encoding.grid(dim)
-    return f"column {column}\na = {scale[column]:g}, b = {shift[column]:g}"
-
-
-def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
+def transform(path: drawing.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
     """Draw the wavelet transform of a signal with a narrow bump, a wide bump and a fast wave.
 
     W(a, b) is large if the wavelet of scale a at shift b looks like the signal. So the transform
@@ -273,7 +244,7 @@ def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> 
     Parameters
     ----------
     path : path
-        File to write. Its ending names the format: .png, .pdf or .svg.
+        File to write: .png, .pdf or .svg.
     kind : str
         The mother wavelet: ricker, gaussian, morlet, haar or a registered one.
     length : int
@@ -285,48 +256,31 @@ def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> 
         The drawn numbers: "signal", an array (length,), "scale", an array (scales,), and "W", an
         array (scales, length) by scale and shift.
 
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    ValueError, TypeError
-        `kind` is unknown, or `length` is wrong.
-
     References
     ----------
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
     """
-    need_matplotlib()
-    length = _parts.size("length", length, 16, 2048)
+    length = drawing.size("length", length, 16, 2048)
     t = np.arange(length)
     narrow = wavepe.gaussian(t, length / 64.0, 0.15 * length)
     wide = wavepe.gaussian(t, length / 10.0, 0.45 * length)
     wave = wavepe.gaussian(t, length / 12.0, 0.8 * length) * np.cos(t * 24 * np.pi / length * 2)
     signal = narrow + wide + wave
     scale = 2.0 ** np.arange(0, np.log2(length / 4) + 1e-9, 0.25)
-    found = _matrices.wavelet_transform(signal, scale[:, None], t, kind)
+    transformed = wavelet_transform(signal, scale[:, None], t, kind)
 
-    figure = new_figure(WIDTH, 4.6)
+    figure = drawing.new_figure(drawing.WIDTH, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-    upper.plot(t, signal, color=COLOURS[0], linewidth=1.2)
+    upper.plot(t, signal, color=drawing.COLOURS[0], linewidth=1.2)
     upper.set_ylabel("signal x(t)")
-    upper.grid(True, **GRID)
-    most = max(float(np.abs(found).max()), 1e-12)
-    image = lower.pcolormesh(
-        t,
-        scale,
-        found,
-        cmap=clear_at_zero(signed=True),
-        vmin=-most,
-        vmax=most,
-        shading="nearest",
-        rasterized=True,
-    )
+    upper.grid(True, **drawing.GRID)
+    colours = drawing.clear_at_zero(_largest(transformed))
+    image = lower.pcolormesh(t, scale, transformed, shading="nearest", rasterized=True, **colours)
     lower.set_yscale("log", base=2)
     lower.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     lower.set_ylabel("scale a (tokens)")
     lower.set_xlabel("t and shift b (tokens)")
     figure.colorbar(image, ax=lower, label=f"W(a, b), {kind}", pad=0.02)
-    save(figure, path)
-    return {"signal": signal, "scale": scale, "W": found}
+    drawing.save(figure, path)
+    return {"signal": signal, "scale": scale, "W": transformed}

@@ -1,0 +1,234 @@
+"""Shared by all pictures: figures and files, colours, marks on axes, and checks of arguments.
+
+Every colour here is visible on white and on dark paper. Texts and papers have those of matplotlib's
+rcParams: docs/matplotlibrc is for pictures of the docs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+import wavepe
+
+from ...common import checks
+from ...common.labels import fold
+from ...common.runtime import command_for
+from ...encodings import Encoding
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+Path = str | PathLike[str]
+Specs = str | Encoding | Sequence[str | Encoding]
+
+# Okabe and Ito's colours, grey for black: readers with colour blindness can tell them apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#7F7F7F", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
+MARKERS = "osD^vPX*"
+GRID: dict[str, Any] = {"color": "0.5", "alpha": 0.25}
+SHADE: dict[str, Any] = {"color": "0.5", "alpha": 0.08, "linewidth": 0}  # of a part of the axes
+WIDTH = 6.6  # inches, of most pictures: with it a phone shows texts that can be read
+LINES = ("-", "--", ":", "-.")
+# The largest numbers that a picture can show: panels or lines, tokens, dims, heads.
+MOST_ENCODINGS, MOST_TOKENS, MOST_DIMS, MOST_HEADS = 6, 1 << 16, 1024, 32
+# An encoding has the same colour and the same first marker in every picture.
+_COLOUR_OF = {
+    "wavelet": COLOURS[0], "rope": COLOURS[1], "alibi": COLOURS[2], "none": COLOURS[3],
+    "transformer_xl": COLOURS[4], "kerple": COLOURS[5], "sinusoidal": COLOURS[6],
+    "shaw": COLOURS[7], "t5": "#AA3377", "sandwich": "#999933", "binary": "#AA4499",
+    "integer": "#44AA99", "normalised": "#6699CC", "relative": "#228833", "fox": "#7059C9",
+    "pope": "#EE6677", "xpos": "#DDAA33",
+}  # fmt: skip
+_SHADES = (0.0, 0.45, -0.3, 0.25, -0.15)  # of the rows of one encoding: below 0 towards black
+
+
+def line_looks(specs: Sequence[str]) -> list[dict[str, Any]]:
+    """Return colour, line style and marker of each row of a comparison.
+
+    They are those of the first encoding which the row evaluates: "rope" of
+    "none/rope:theta=128+alibi". Rows of one encoding differ in shade, style and marker.
+    """
+    seen: dict[str, int] = {}
+    looks = []
+    for number, spec in enumerate(specs):
+        name = re.split("[:,+@]", re.split(r"/|-> ", spec)[-1])[0].strip()
+        colour = _COLOUR_OF.get(name, COLOURS[number % len(COLOURS)])
+        before = seen[name] = seen.get(name, -1) + 1
+        first = [*_COLOUR_OF].index(name) if name in _COLOUR_OF else number
+        looks.append({
+            "color": _shaded(colour, _SHADES[before % len(_SHADES)]),
+            "linestyle": LINES[before % len(LINES)],
+            "marker": MARKERS[(first + before) % len(MARKERS)],
+        })  # fmt: skip
+    return looks
+
+
+def _shaded(colour: str, shade: float) -> str:
+    """Mix a colour with white, or below 0 with black."""
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    target = 255 if shade > 0 else 0
+    return "#" + "".join(f"{round(c + abs(shade) * (target - c)):02X}" for c in channels)
+
+
+def need_matplotlib() -> None:
+    """Raise ImportError with the command that installs matplotlib, if it is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ImportError(f"plots need matplotlib: {command_for('plot')}") from None
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of `width` x `height` inches.
+
+    It is not registered with pyplot, so figures of other threads and of notebooks do not change.
+    """
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panel_row(
+    panels: Sequence[dict[str, Any]], height: float, xlabel: str, ylabel: str
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with the axes of each panel side by side, below the panel's "encoding"."""
+    figure = new_figure(max(WIDTH, 2.2 * len(panels)), height)
+    row = list(figure.subplots(1, len(panels), squeeze=False)[0])
+    for axes, panel in zip(row, panels, strict=True):
+        axes.set_xlabel(xlabel)
+        title(axes, folded(panel["encoding"], 30))
+    row[0].set_ylabel(ylabel)
+    return figure, row
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure to `path`; the ending of the name is the format."""
+    from matplotlib import rcParams
+
+    dpi = rcParams["savefig.dpi"]
+    figure.savefig(path, dpi=150 if dpi == "figure" else dpi)
+
+
+# --------------------------------------------------------------- colours
+
+
+def clear_at_zero(largest: float, *, signed: bool = True) -> dict[str, Any]:
+    """Return arguments of imshow: colours up to +-`largest`, or from 0 on; 0 is transparent."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    below, above = "#7B52D3", "#D55E00"
+    colours = [to_rgba(below), to_rgba(below, 0.0)] if signed else []
+    colours += [to_rgba(above, 0.0), to_rgba(above)]
+    places = [0.0, 0.5, 0.5, 1.0] if signed else [0.0, 1.0]
+    cmap = LinearSegmentedColormap.from_list("", [*zip(places, colours, strict=True)])
+    return {"cmap": cmap, "vmin": -largest if signed else 0, "vmax": largest}
+
+
+def shades(count: int) -> list[Any]:
+    """Return `count` colours from dark to light, for lines in an order."""
+    from matplotlib import colormaps
+
+    return list(colormaps["viridis"](np.linspace(0.3, 0.9, count)))
+
+
+# --------------------------------------------------------------- texts and marks
+
+
+def folded(spec: str, width: int) -> str:
+    """Return the spec in at most three lines of `width` characters."""
+    lines = fold(spec, width)
+    return "\n".join(lines if len(lines) <= 3 else [*lines[:3], "..."])
+
+
+def title(axes: Axes, text: str) -> None:
+    """Put a spec or a few words above a panel; a $ does not begin a formula."""
+    axes.set_title(text, fontsize="medium", loc="left", parse_math=False)
+
+
+def show_plainly(legend: Legend) -> None:
+    """Keep a $ in a name from beginning a formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the names of the lines below the picture, which has room for specs of any length."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) < 32 else 1
+    show_plainly(figure.legend(
+        handles, labels, loc="outside lower center", frameon=False, ncols=columns
+    ))  # fmt: skip
+
+
+def legend_beside(panels: Sequence[Axes], heading: str) -> None:
+    """Put the names of the lines beside the last panel, or beside each panel if they differ."""
+    names = [axes.get_legend_handles_labels()[1] for axes in panels]
+    for axes in panels if any(labels != names[0] for labels in names) else panels[-1:]:
+        axes.legend(
+            title=heading, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), borderpad=0,
+            handlelength=1.2,
+        )  # fmt: skip
+
+
+def plain_ticks(axes: Axes) -> None:
+    """Write perplexities on a logarithmic y axis as plain numbers."""
+    axes.set_yscale("log")
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(lambda value, _: f"{value:g}")
+    axes.tick_params(axis="y", which="minor", labelsize="small")
+    axes.grid(True, which="major", **GRID)
+
+
+def ticks(count: int, most: int) -> list[int]:
+    """Return at most `most` indices from 0 to count - 1, evenly spread, with both ends."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+# --------------------------------------------------------------- checks of arguments
+
+
+def encodings_of(specs: Specs, needed: str, fits: Any) -> list[Any]:
+    """Return the encodings of one spec or several; ValueError with `needed` unless each `fits`."""
+    if isinstance(specs, (str, Encoding)):
+        specs = [specs]
+    if not isinstance(specs, Sequence):
+        raise TypeError(f"encodings must be a spec or a list of specs, got {specs!r}")
+    if not 1 <= len(specs) <= MOST_ENCODINGS:
+        raise ValueError(f"encodings must hold 1 to {MOST_ENCODINGS} specs, got {len(specs)}")
+    encodings = [wavepe.encoding(spec) for spec in specs]
+    for encoding in encodings:
+        if not fits(encoding):
+            raise ValueError(f"this picture needs {needed}, got the encoding {encoding}")
+    return encodings
+
+
+def size(name: str, value: int, least: int, most: int) -> int:
+    """Return `value`; an error unless it is an integer from `least` to `most`."""
+    value = checks.integer(name, value, least)
+    if value > most:
+        raise ValueError(f"{name} must be at most {most} for a picture, got {value}")
+    return value
+
+
+def numbers(name: str, value: ArrayLike, dims: int) -> np.ndarray:
+    """Return `value` as float64 with one or two dimensions, none of them 0."""
+    array = checks.real_array(name, value)
+    if array.ndim != dims or not array.size:
+        needed = "one dimension, not 0" if dims == 1 else "two dimensions, none of them 0"
+        raise ValueError(f"{name} must have {needed}, got shape {array.shape}")
+    return array.astype(np.float64)
+
+
+def check_texts(**texts: Any) -> None:
+    """Raise TypeError unless each argument is a string."""
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a string, got {text!r}")
