@@ -16,7 +16,7 @@ pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
-from benchmarks import hf_decoding, hf_models, hf_profile
+from benchmarks import hf_calls, hf_decoding, hf_models, hf_profile
 from benchmarks.command import RESULTS
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
 from docs.writers import speed, swap
@@ -176,6 +176,22 @@ def test_the_parts_of_a_call_sum_to_its_time(profiled):
             assert parts["linear layers"] > 0
             assert parts["attention"] > 0
             assert (parts["loss, optimizer"] > 0) == (row["phase"] == hf_profile.TRAINING)
+
+
+# Python calls of wavepe per pass and per layer: lower them when a change saves some.
+CALLS = {"rope": (67, 29), "wavelet": (48, 44), hf_calls.RECOMMENDED: (48, 97)}
+
+
+def test_a_pass_stays_within_its_calls():
+    rows = hf_calls.measure()
+    assert [(row["phase"], row["encoding"]) for row in rows] == [
+        (phase, spec) for phase in hf_calls.PHASES for spec in CALLS
+    ]
+    for row in rows:
+        per_pass, per_layer = CALLS[row["encoding"]]
+        assert 0 < row["per pass"] <= per_pass, row
+        assert 0 < row["per layer"] <= per_layer, row
+        assert row["per pass"] + 2 * row["per layer"] == sum(row["calls"].values())
 
 
 def test_models_of_one_shape_share_their_weights():

@@ -1,0 +1,186 @@
+"""The rooms of the package, which imports which, and what they read of one another.
+
+All of it is read from the sources, without running them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = "wavepe"
+BINDINGS = (f"{PACKAGE}._numpy", f"{PACKAGE}._torch")  # compiled
+
+
+class Import(NamedTuple):
+    """An import statement's effect: a module reads another, or a name of it."""
+
+    importer: str
+    imported: str
+    name: str  # "" for the module itself
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported} {self.name}".rstrip()
+
+
+class Source(NamedTuple):
+    """A module's file."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+
+@cache
+def sources(root: Path) -> dict[str, Source]:
+    """Return the modules of the package and of benchmarks, by name: wavepe.hf.masks."""
+    modules = {}
+    for folder in (root / "python" / PACKAGE, root / "benchmarks"):
+        for path in sorted(folder.rglob("*.py")):
+            inside = path.relative_to(folder).parts
+            if "user_dir" in inside or inside[0] == "benchmarks":
+                continue  # a folder for fairseq's --user-dir; a copy for the wheel
+            words = (folder.name, *path.relative_to(folder).with_suffix("").parts)
+            name = ".".join(words[:-1] if words[-1] == "__init__" else words)
+            modules[name] = Source(path, ast.parse(path.read_text("utf-8")))
+    return modules
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the folder in the package; "wavepe" for the package itself."""
+    words = module.split(".")
+    if module in BINDINGS:
+        return "csrc"
+    if module == f"{PACKAGE}.__main__":
+        return "cli"
+    return words[1] if words[0] == PACKAGE and len(words) > 1 else words[0]
+
+
+def imports(modules: Mapping[str, Source]) -> list[Import]:
+    """Return all imports of these modules by one another, those inside functions too."""
+    return [each for name, source in modules.items() for each in _imports(name, source, modules)]
+
+
+def _imports(importer: str, source: Source, modules: Mapping[str, Source]) -> Iterator[Import]:
+    package = importer if source.is_package else importer.rpartition(".")[0]
+
+    def target(module: str, name: str, line: int) -> Iterator[Import]:
+        module = module.replace(f"{PACKAGE}.benchmarks", "benchmarks")  # as the wheel has them
+        inner = f"{module}.{name}"
+        if inner in modules or inner in BINDINGS:
+            yield Import(importer, inner, "", line)
+        elif module in modules or module in BINDINGS:
+            yield Import(importer, module, name, line)
+
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    yield from target(alias.name, "", node.lineno)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                words = package.split(".")[: len(package.split(".")) + 1 - level] if level else []
+                base = ".".join([*words, *([module] if module else [])])
+                for alias in aliases:
+                    yield from target(base, alias.name, node.lineno)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(m))]
+            ):
+                yield from target(m, "", node.lineno)
+
+
+def circles(edges: Collection[tuple[str, str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach one another."""
+    after = defaultdict(set)
+    for start, end in edges:
+        after[start].add(end)
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = list(after[start])
+        while waiting:
+            if (node := waiting.pop()) not in seen:
+                seen.add(node)
+                waiting += after[node]
+        return seen
+
+    reach = {node: reached(node) for node in list(after)}
+    groups = {
+        frozenset({node, *(other for other in ends if node in reach.get(other, ()))})
+        for node, ends in reach.items()
+        if node in ends
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+class Private(NamedTuple):
+    """A name with an underscore that is read in another room than its own."""
+
+    module: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} reads {self.name}"
+
+
+def private_reads(modules: Mapping[str, Source]) -> list[Private]:
+    """Return the reads of names and of attributes that are private to another room."""
+    rooms_of_name = defaultdict(set)  # private name -> rooms that bind it
+    for module, source in modules.items():
+        for name in _bound(source.tree):
+            rooms_of_name[name].add(room_of(module))
+    reads = [
+        Private(each.importer, each.line, f"{each.imported}.{each.name}")
+        for each in imports(modules)
+        if is_private(each.name) and room_of(each.importer) != room_of(each.imported)
+    ]
+    for module, source in modules.items():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                rooms = rooms_of_name[node.attr]
+                inside = not rooms or room_of(module) in rooms  # none: of another package
+                if not inside and node.attr not in ("_replace", "_asdict", "_fields"):
+                    reads.append(Private(module, node.lineno, ast.unparse(node)))
+    return reads
+
+
+def private_modules(modules: Mapping[str, Source]) -> dict[str, list[str]]:
+    """Return modules whose path has an underscore, with those of other rooms that import them."""
+    readers = defaultdict(list)
+    for each in imports(modules):
+        outside = room_of(each.importer) != room_of(each.imported)
+        if outside and any(map(is_private, each.imported.split("."))):
+            readers[each.imported].append(each.importer)
+    return {name: sorted(set(found)) for name, found in readers.items() if name not in BINDINGS}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Yield the private names that a module defines or assigns, as attributes too."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        if is_private(name):
+            yield name
+
+
+def arrows(modules: Mapping[str, Source]) -> Counter[tuple[str, str]]:
+    """Return how many names each room imports from each other room."""
+    rooms = ((room_of(each.importer), room_of(each.imported)) for each in imports(modules))
+    return Counter(pair for pair in rooms if pair[0] != pair[1])
