@@ -35,14 +35,11 @@ CIRCLES = [
 ]
 UPWARD = [
     ("arrays", "encodings"),
-    ("hf", "analysis"),
-    ("ops", "encodings"),
     ("positions", "wavepe"),
 ]
 PRIVATE = [
     ("benchmarks.attention_kernels", "table._build"),
     ("benchmarks.interpreted", "p._build"),
-    ("wavepe.positions.scores", "wavepe.ops._attention_composed._default_scale"),
 ]
 
 
