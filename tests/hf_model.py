@@ -8,6 +8,7 @@ import torch
 import wavepe.hf
 from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
 from transformers import LlamaConfig, LlamaForCausalLM
+from wavepe.hf.passes import Pass
 
 LENGTH = 16  # trained length
 VOCABULARY = 50
@@ -51,6 +52,13 @@ def own_tiny(spec, **options):
     """Return a tiny model of the type wavepe_llama."""
     config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
     return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
+
+
+def begun_pass():
+    """Return what the hook of a layer gives its attention function."""
+    this = Pass((), (), {})
+    this.waiting = True
+    return this
 
 
 def recompute(model, reentrant=False):

@@ -25,6 +25,7 @@ from hf_model import (
     HEAD,
     LENGTH,
     SPECS,
+    begun_pass,
     close,
     gradients,
     logits,
@@ -127,9 +128,8 @@ def test_scores_of_bfloat16_are_added_up_in_float32():
     q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
     q, k, v = 64 * q, k[:, :2], v[:, :2]
     with torch.no_grad():
-        call = wavepe.hf.attention.LayerCall()
         got, _ = wavepe.hf.attention.attention_forward(
-            layer, q, k, v, None, scaling=layer.scaling, wavepe_call=call
+            layer, q, k, v, None, scaling=layer.scaling, wavepe_pass=begun_pass()
         )
     assert got.dtype == torch.bfloat16
     table = torch.from_numpy(wavepe.encoding(WAVELET).table(LENGTH, layer.head_dim)[0])

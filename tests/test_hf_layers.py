@@ -13,7 +13,7 @@ import wavepe.hf
 from cases import forget_registrations
 from encoding_cases import ASKED
 from hf_families import stirred
-from hf_model import close, gradients, logits, pickled, reference, tiny, tokens
+from hf_model import begun_pass, close, gradients, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.encodings import Bias, Encoding
 from wavepe.hf.layers import Choice
@@ -164,7 +164,7 @@ def test_a_bias_of_some_parameters_of_a_layers_own(monkeypatch):
         for attention in layers:
             state = attention.wavepe
             if state.score is not None:
-                got = state.learned(attention, 5)
+                got = state.learned(attention, 5, begun_pass())
                 biases.append(got["own"].bias.b)
         kernel = np.tanh(np.linspace(0.1, 1, 4)[:, None] * np.arange(5))
         for bias in biases:

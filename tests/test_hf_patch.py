@@ -513,20 +513,6 @@ def test_a_layer_that_rotates_out_of_sight():
 # ------------------------------------------------------------------ caches of another encoding
 
 
-@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "sinusoidal", "rope", "none"])
-def test_a_cache_that_the_stock_model_filled_is_refused(spec):
-    model = tiny()
-    cache = DynamicCache(config=model.config)
-    logits(model, IDS[:, :5], past_key_values=cache)
-    empty = DynamicCache(config=model.config)
-    wavepe.hf.patch(model, spec)
-    with pytest.raises(ValueError, match=r"5 cached keys .*the stock model's own .*empty cache"):
-        logits(model, IDS[:, 5:], past_key_values=cache)
-    logits(model, IDS[:, :5], past_key_values=empty)
-    step = logits(model, IDS[:, 5:], past_key_values=empty)
-    assert close(step, logits(model, IDS, use_cache=False)[:, 5:], 1e-5)
-
-
 def test_a_cache_of_another_patch_is_refused():
     model = wavepe.hf.patch(tiny(), "wavelet:scales=4")
     cache = DynamicCache(config=model.config)

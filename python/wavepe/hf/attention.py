@@ -13,34 +13,26 @@ padding.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from .. import ops
 from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
-from ..positions import Places, Rotated, Scores, Terms
+from ..ops._common import wide
+from ..positions import Places, Scores, Terms
 from . import families, foreign, inkling, masks
 from .config import PatchedConfig
-from .counting import POSITIONS, TOKENS_AT, by_positions, of_layer, span
-from .families import ATTENTION, cache_in, is_cache
+from .families import ATTENTION
+from .layer_hooks import STOCK, LayerState
 from .layers import spec_text
-from .learned import MODULE_NAME, SharedLearned
-from .pairs import Layout
-from .rotary import CosSin, Rotary
+from .passes import PASS, Pass
 
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
-
-# Attribute of the keys that layers share: layer type -> `LayerCall.offset` of the layer that has
-# them. The cache has no entry for the other layers.
-OFFSETS = "_wavepe_offsets"
 
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
@@ -56,168 +48,8 @@ IGNORED = (
     "mm_token_type_ids",  # the mask holds their effect
     "seq_idx",  # packed sequences again, for Mamba layers
 )
-# The argument is the number of queries; transformers < 5 takes their positions instead.
-SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
-
-
-@dataclass
-class LayerState:
-    """The state that wavepe keeps on an attention layer, as its attribute `wavepe`.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Names of the positional arguments of the layer's forward.
-    score : Scores, optional
-        What the encoding adds to the scores.
-    shared : SharedLearned, optional
-        What the layers of the model learn together. A layer's own parameters are in its module
-        `position_encoding`.
-    turned : Layout, optional
-        The form of the angles, if the encoding rotates queries whose other terms read them without
-        the rotation.
-    rotation : int, optional
-        Index of this layer's rotation, if the model has several.
-    rotary : Rotary, optional
-        Module that computes the angles, for a layer that stands alone, outside a model.
-    """
-
-    names: tuple[str, ...]
-    score: Scores | None = None
-    shared: SharedLearned | None = None
-    turned: Layout | None = None
-    rotation: int | None = None
-    rotary: Rotary | None = None
-
-    def learned(self, module: Any, keys: int, x: Tensor | None = None) -> Terms:
-        """Return what the encoding of this layer, the attention `module` of x, has learned."""
-        shared: Terms = {} if self.shared is None else self.shared(keys)
-        own = module._modules.get(MODULE_NAME)
-        return shared if own is None else {**shared, **own(keys, None, shared, x)}
-
-
-STOCK = LayerState(())
-
-
-@dataclass
-class LayerCall:
-    """What the hooks of a layer and the attention function tell each other in one call.
-
-    Attributes
-    ----------
-    offset : int or Tensor (), optional
-        Index of the key at the position of the first query; None: the queries come last.
-    angles : CosSin, optional
-        The angles, if other terms read the queries before the rotation.
-    hidden : Tensor (B, m, dim), optional
-        The input of the layer.
-    positions : Tensor (B|1, m), optional
-        The positions of its tokens.
-    learned : mapping of str to LearnedTerms, optional
-        What the encoding has learned, if the cache needed it already.
-    reached : bool
-        Whether the attention function has run.
-    """
-
-    offset: int | Tensor | None = None
-    angles: CosSin | None = None
-    hidden: Tensor | None = None
-    positions: Tensor | None = None
-    learned: Terms | None = None
-    reached: bool = False
-
-
-class CacheWithDecay:
-    """A layer's view of its cache, which keeps with the keys what the input says of each token."""
-
-    def __init__(self, cache: Any, add: Callable[[Tensor], Tensor]) -> None:
-        self._cache, self._add = cache, add
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-    def update(self, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Add keys and values to the cache, and return all of them."""
-        try:
-            return self._cache.update(self._add(keys), *args, **kwargs)
-        except RuntimeError as error:  # transformers < 5 makes static caches before it sees keys
-            raise ValueError(
-                f"this {type(self._cache).__name__} has no room for what the position encoding "
-                "keeps beside the keys: use a DynamicCache"
-            ) from error
-
-
-def before_attention(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add a `LayerCall` and the angles to the arguments of a layer (forward pre-hook)."""
-    layer, call = module.wavepe, LayerCall()
-    foreign.note(module)
-    kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
-    if not (kwargs.get("cache") is None or is_cache(kwargs["cache"])):
-        raise ValueError(
-            "continuous batching uses a paged cache, which the attention 'wavepe' cannot read: "
-            "generate without continuous batching, or load the model with another "
-            "attn_implementation"
-        )
-    hidden, cache = kwargs["hidden_states"], cache_in(kwargs)
-    cached: int | Tensor = 0
-    if cache is not None:
-        if families.reuses_keys(module):
-            call.offset = getattr(kwargs["shared_kv_states"], OFFSETS)[module.layer_type]
-        else:
-            cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
-            call.offset = cached - first
-        if families.stores_keys(module):
-            shared = kwargs["shared_kv_states"]
-            shared.__dict__.setdefault(OFFSETS, {})[module.layer_type] = call.offset
-    if layer.rotary is not None:
-        position_ids = kwargs.get("position_ids")
-        if position_ids is None:
-            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + cached
-        if layer.rotary.training != module.training:  # no child: module.train() does not reach it
-            layer.rotary.train(module.training)
-        kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
-    elif layer.rotation is not None:
-        kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
-    given = kwargs.get("position_embeddings")
-    if not isinstance(given, CosSin) and not (given is None and families.gets_no_angles(module)):
-        raise ValueError(
-            f"this {type(module).__name__} has the position encoding "
-            f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "
-            "that is not wavepe's: leave the model's rotary_emb in place, or call "
-            "wavepe.hf.unpatch(model) first"
-        )
-    if layer.turned is not None:
-        call.angles = kwargs["position_embeddings"]
-    found = kwargs.pop(TOKENS_AT, None)
-    call.hidden, call.positions = hidden, kwargs.get("position_ids", found)
-    if call.positions is None and layer.score is not None and layer.score.reads_positions:
-        call.positions = torch.arange(hidden.shape[1], device=hidden.device)[None] + cached
-    if cache is not None and layer.score is not None and layer.score.has_decay:
-        unknown = isinstance(cached, Tensor)  # a static cache counts in a tensor
-        size: Any = 1 if unknown else cached + hidden.shape[1]
-        score, learned = layer.score, layer.learned(module, size, hidden)
-        call.learned = None if unknown else learned
-        name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
-        kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
-    return (), kwargs | {"wavepe_call": call}
-
-
-def after_attention(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """Raise ValueError if another program's forward has left the encoding out (forward hook)."""
-    call = kwargs.get("wavepe_call")
-    if call is not None and not call.reached:
-        raise foreign.replaced(f"the forward of this {type(module).__name__}", module.config)
-
-
-def before_layer(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Pass `output_attentions` on, as GPT-NeoX's decoder layer does not (forward pre-hook)."""
-    return args, kwargs | {"wavepe_weights": kwargs.get("output_attentions")}
+# Arguments that need no look at their values in each layer.
+HARMLESS = frozenset((*IGNORED, PASS, "use_cache", "is_causal", "output_attentions"))
 
 
 def attention_forward(
@@ -260,93 +92,157 @@ def attention_forward(
     weights : Tensor (B, H, m, n) or None
         None unless the caller asks for `output_attentions`.
     """
-    layer, attention_mask = _layer(module), masks.drop_empty(attention_mask)
-    score, call = layer.score, kwargs.get("wavepe_call") or LayerCall()
-    if layer is not STOCK and "wavepe_call" not in kwargs:
+    layer: LayerState | None = getattr(module, "wavepe", None)
+    this: Pass | None = kwargs.get(PASS)
+    if layer is None:
+        layer = _stock_layer(module)
+        if position_bias is not None:
+            kwargs["position_bias"] = position_bias
+        _check_packed(kwargs, attention_mask)
+    elif this is None or not this.waiting:
         raise foreign.replaced(f"what calls this {type(module).__name__}", module.config)
-    call.reached = True
-    # transformers asks for weights by the argument or by the configuration.
-    weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
-    weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
+    else:
+        this.waiting = False
+    if not kwargs.keys() <= HARMLESS:
+        _check_known(kwargs)
+    if attention_mask is not None and attention_mask.shape[-1] == 0:  # of `masks.nothing_hidden`
+        attention_mask = None
     causal = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if layer is STOCK and position_bias is not None:
-        kwargs["position_bias"] = position_bias
-    _check_known(kwargs, attention_mask)
-    if not causal:
-        if score is not None:
-            raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
-        if s_aux is not None:
-            raise ValueError("attention sinks need causal attention, got is_causal=False")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        _check_not_causal(layer.score, s_aux)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    if score is not None and query.shape[1] != score.heads:
-        _check_split(score, query.shape[1])
-    queries, keys = query.shape[2], key.shape[2]
-    offset = keys - queries if call.offset is None else call.offset
-    options: dict[str, Any] = {
-        "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
-        "sinks": s_aux,
-    }  # fmt: skip
-    positions = None if score is None else kwargs.get(POSITIONS)
-    size = keys if positions is None else span(positions)
-    position: Scores = NO_ENCODING
+    score, weights = layer.score, kwargs.get("output_attentions")
+    offset: Any = None
+    if this is not None:
+        offset, weights = this.offset, weights or this.weights
+    elif weights is None:
+        weights = module.config.output_attentions
     learned: Terms = {}
-    if score is not None:
-        position, known = score, call.learned if positions is None else None
-        learned = layer.learned(module, size, call.hidden) if known is None else known
-        if position_bias is not None and position_bias.shape[-1]:
-            learned = {**learned, inkling.OWN: inkling.own_terms(module, position_bias)}
-        if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache
-            key = score.with_decay(key, learned)
-    rotated = _rotated(call.angles, layer.turned)
-    parts = masks.mask_parts(attention_mask)
-    added = parts.mask is not None and parts.mask.is_floating_point()
-    extended = position.extended is not None and not module.training
-    if parts.mask is not None and (extended or position.has_decay):
-        raise ValueError(
-            f"{position.encoding} counts the tokens between query and key, so it takes no mask of "
-            "queries x keys: give a mask of tokens, (batch, tokens)"
-        )
-    if weights_wanted or added or positions is not None:
-        if extended:
-            what = "position_ids with gaps" if positions is not None else "output_attentions=True"
-            raise ValueError(f"self_extend makes two calls of attention and takes no {what}")
-        mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
-        places = Places(offset, call.positions, parts.key_mask)
-        if positions is not None:
-            first = positions.keys.shape[1] - queries - int(offset)
-            positions = of_layer(positions, first, keys)
-            places = places._replace(positions=positions.queries, of_keys=positions.keys)
-        given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
-        given["window"] = position.window(None)
-        if positions is not None:
-            given = by_positions(given, positions)
-        out, weights = attention_with_weights(v=value, mask=mask, **{**options, **given})
-        out, weights = out.to(query.dtype), weights.to(query.dtype)
-        return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
+    if score is not None and this is not None:
+        key, learned = _learned(module, layer, this, query, key, position_bias)
+    options: dict[str, Any] = {
+        "offset": key.shape[2] - query.shape[2] if offset is None else offset,
+        "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux,
+    }  # fmt: skip
+    call = module, query, key, value, attention_mask, sliding_window, options
+    if weights or (attention_mask is not None and attention_mask.is_floating_point()):
+        out, seen = _with_weights(*call, score, learned, this)
+        return out.transpose(1, 2).contiguous(), seen if weights else None
     plain = score is None and softcap is None and s_aux is None
     if plain and query.device.type not in families.FUSED_ON:
-        whole = _sdpa_mask(query, key, attention_mask, offset, sliding_window)
-        return sdpa_attention_forward(
-            module, query, key, value, whole, dropout=dropout, scaling=scaling
+        return _by_pytorch(*call)
+    return _by_kernel(*call, score, learned, this).transpose(1, 2).contiguous(), None
+
+
+def _by_kernel(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    options: dict[str, Any],
+    score: Scores | None,
+    learned: Terms,
+    this: Pass | None,
+) -> Tensor:
+    """Return the attention (B, H, m, d) of `ops.attention`."""
+    if mask is not None:
+        parts = masks.mask_parts(mask)
+        if parts.segments is not None and parts.segments.shape[1] < k.shape[2]:
+            # A static cache has unused room behind the packed sequences.
+            k, v = (x[:, :, : parts.segments.shape[1]] for x in (k, v))
+        if not parts.causal:  # a user's own mask alone decides, but for the encoding's window
+            window = None
+        options |= parts._asdict()
+    options["window"] = window
+    if score is None or this is None:
+        if options["sinks"] is not None:
+            options["sinks"] = options["sinks"].to(q.device, wide(q))
+        out: Any = ops.attention(q, k, v.to(q.dtype), **options)
+        return out
+    if mask is not None and not options["causal"]:
+        _check_counts_no_hidden(score, module)
+    if score.reads_positions:
+        options["positions"] = this.counted_positions()
+    return score.attend(q, k, v, learned, this.rotated, training=module.training, **options)
+
+
+def _with_weights(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    options: dict[str, Any],
+    score: Scores | None,
+    learned: Terms,
+    this: Pass | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (B, H, m, d) and its weights (B, H, m, n), which holds them whole."""
+    score = NO_ENCODING if score is None else score
+    parts, offset = masks.mask_parts(mask), options["offset"]
+    if parts.mask is not None:
+        _check_counts_no_hidden(score, module)
+    if score.extended is not None and not module.training:
+        raise ValueError(
+            "self_extend makes two calls of attention and takes no output_attentions=True"
         )
-    if parts.segments is not None and parts.segments.shape[1] < keys:
-        # A static cache has unused room behind the packed sequences.
-        key, value = (x[:, :, : parts.segments.shape[1]] for x in (key, value))
-    # A user's own mask alone decides, but for the window of the encoding.
-    window = sliding_window if parts.causal else None
-    options |= {
-        "causal": parts.causal, "key_mask": parts.key_mask, "segments": parts.segments,
-        "mask": parts.mask, "window": window, "positions": call.positions,
-        "training": module.training,
-    }  # fmt: skip
-    out = position.attend(query, key, value, learned, rotated, **options)
-    return out.transpose(1, 2).contiguous(), None
+    positions = rotated = None
+    if this is not None:
+        positions = this.counted_positions() if score.reads_positions else None
+        rotated = this.rotated
+    places = Places(offset, positions, parts.key_mask)
+    sinks, scale = options["sinks"], options["scale"]
+    kernel_args = score.arguments(q, k, learned, rotated, scale, places, sinks=sinks)
+    kernel_args["window"] = score.window(None)
+    mask = masks.full_mask(mask, q.shape[2], k.shape[2], offset, q.device, window)
+    out, weights = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})
+    return out.to(q.dtype), weights.to(q.dtype)
 
 
-def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
+def _by_pytorch(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Return the attention (B, m, H, d) of a layer whose encoding leaves the scores alone."""
+    mask = _sdpa_mask(q, k, mask, options["offset"], window)
+    dropout, scale = options["dropout_p"], options["scale"]
+    return sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, scaling=scale)
+
+
+def _learned(
+    module: Any,
+    layer: LayerState,
+    this: Pass,
+    q: Tensor,
+    k: Tensor,
+    position_bias: Tensor | None,
+) -> tuple[Tensor, Terms]:
+    """Return the keys, with their decay, and what the encoding of a layer has learned."""
+    score: Any = layer.score
+    if q.shape[1] != score.heads:
+        _check_split(score, q.shape[1])
+    terms = this.learned
+    if terms is None:
+        terms = layer.learned(module, k.shape[2], this, this.hidden)
+    this.learned = this.hidden = None
+    if position_bias is not None and position_bias.shape[-1]:
+        terms = {**terms, inkling.OWN: inkling.own_terms(module, position_bias)}
+    if score.has_decay and k.shape[-1] == q.shape[-1]:  # there is no cache
+        k = score.with_decay(k, terms)
+    return k, terms
+
+
+def _check_known(kwargs: dict[str, Any]) -> None:
     """Raise ValueError for arguments that would change the scores, such as biases."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
@@ -355,11 +251,32 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
                 "is a column of your data, take it out of the batch; if this model passes it, the "
                 "model needs another attn_implementation"
             )
+
+
+def _check_packed(kwargs: dict[str, Any], mask: Tensor | None) -> None:
+    """Raise ValueError if a stock model would not see packed sequences."""
     ends = kwargs.get("cu_seq_lens_q")
-    if mask is None and ends is not None and ends.numel() > 2:
+    if ends is not None and ends.numel() > 2 and (mask is None or not mask.shape[-1]):
         raise ValueError(
             "got packed sequences by cu_seq_lens_q alone: give position_ids that start again in "
             "each sequence, or call wavepe.hf.patch(model), which reads cu_seq_lens_q"
+        )
+
+
+def _check_not_causal(score: Scores | None, sinks: Tensor | None) -> None:
+    """Raise ValueError for what only causal attention has."""
+    if score is not None:
+        raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
+    if sinks is not None:
+        raise ValueError("attention sinks need causal attention, got is_causal=False")
+
+
+def _check_counts_no_hidden(score: Scores, module: Any) -> None:
+    """Raise ValueError if an encoding would count tokens that a mask of queries x keys hides."""
+    if score.has_decay or (score.extended is not None and not module.training):
+        raise ValueError(
+            f"{score.encoding} counts the tokens between query and key, so it takes no mask of "
+            "queries x keys: give a mask of tokens, (batch, tokens)"
         )
 
 
@@ -386,25 +303,14 @@ def _sdpa_mask(
     return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
-def _rotated(angles: CosSin | None, layout: Layout | None) -> Rotated | None:
-    """Return how the queries were rotated."""
-    if angles is None or layout is None:
-        return None
-    cos, sin = map(layout.narrow, angles)
-    return Rotated(cos, sin, layout.interleaved)
-
-
-def _layer(module: Any) -> LayerState:
-    """Return the state of a layer; one without an encoding for a layer of a stock model.
+def _stock_layer(module: Any) -> LayerState:
+    """Return the state of a layer of a stock model.
 
     Raises
     ------
     ValueError
         The configuration names an encoding, and the layer has none.
     """
-    layer: LayerState | None = getattr(module, "wavepe", None)
-    if layer is not None:
-        return layer
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
@@ -417,27 +323,6 @@ def _layer(module: Any) -> LayerState:
             )
         )
     return STOCK
-
-
-def _cached_tokens(
-    cache: Any, layer_idx: int, queries: int, kwargs: dict[str, Any]
-) -> tuple[int | Tensor, int | Tensor]:
-    """Return the number of tokens before the first query, and how many of them a window dropped.
-
-    For a static cache the first number is a tensor () of its own: the cache goes on counting in
-    its tensor while the layer runs.
-    """
-    cached = getattr(cache, "get_query_offset", cache.get_seq_length)(layer_idx)
-    if SIZES_BY_LENGTH:
-        _, first = cache.get_mask_sizes(queries, layer_idx)
-    else:
-        positions = kwargs.get("cache_position")
-        if positions is None:
-            positions = torch.arange(queries) + cached
-        elif isinstance(cached, Tensor):  # its count leaves out keys that are 0
-            cached = positions[0]
-        _, first = cache.get_mask_sizes(positions, layer_idx)
-    return cached.clone() if isinstance(cached, Tensor) else cached, first
 
 
 def register() -> None:

@@ -1,29 +1,23 @@
-"""Notes on caches: which encoding filled them, and whether they hold packed sequences."""
+"""Notes on caches that name the encoding which filled them; another one is refused."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from ..encodings import encoding
-from .call import Call
-from .families import argument_names, is_cache
+from .families import argument_names
 from .layers import StoredSpec, spec_text
+from .passes import Pass, caches_in
 
 if TYPE_CHECKING:
     from .absolute import AddAbsolute
     from .rotary import RopeRotation
 
-# Attributes that are set on caches.
-ENCODING = "_wavepe_encoding"
-STOCK = "_wavepe_stock"
-PACKED = "_wavepe_packed"
+ENCODING = "_wavepe_encoding"  # attribute of a cache
 
 
 class CacheGuard:
@@ -54,38 +48,39 @@ class CacheGuard:
         ]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.before(Call(module, self.names, args, kwargs))
+        self.before(Pass(self.names, args, kwargs))
 
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self.after(Call(module, self.names, args, kwargs), output)
+        self.after(Pass(self.names, args, kwargs), output)
 
-    def encoding(self, call: Call) -> str:
-        """Name the encoding of this call."""
+    def encoding(self, this: Pass) -> str:
+        """Name the encoding of this pass."""
         return self.current
 
-    def before(self, call: Call) -> None:
+    def before(self, this: Pass) -> None:
         """Note the encoding on the cache; ValueError if its keys are of another encoding."""
-        cache = call.cache
-        if cache is None or torch.compiler.is_exporting():
+        cache = this.cache
+        if cache is None or (this.compiling and torch.compiler.is_exporting()):
             return
-        now = self.encoding(call)
-        then = getattr(cache, ENCODING, self.initial)
-        if then != now and (count := cache.get_seq_length()) > 0:
+        now, noted = self.encoding(this), getattr(cache, ENCODING, None)
+        if noted == now:
+            return
+        then = self.initial if noted is None else noted
+        if then != now and this.cached > 0:
             raise ValueError(
-                f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
-                f"but this call uses {now}: start from an empty cache, or pass "
-                f"use_cache=False{self.hint}"
+                f"the {int(this.cached)} cached keys were computed with "
+                f"{then or 'unknown frequencies'}, but this call uses {now}: start from an empty "
+                f"cache, or pass use_cache=False{self.hint}"
             )
-        if getattr(cache, ENCODING, None) != now:
-            setattr(cache, ENCODING, now)
+        setattr(cache, ENCODING, now)
 
-    def after(self, call: Call, output: Any) -> None:
+    def after(self, this: Pass, output: Any) -> None:
         """Note the encoding on a cache that the module has created."""
-        if call.cache is None and not torch.compiler.is_exporting():
+        if this.cache is None and not (this.compiling and torch.compiler.is_exporting()):
             for cache in caches_in(output):
-                setattr(cache, ENCODING, self.encoding(call))
+                setattr(cache, ENCODING, self.encoding(this))
 
 
 class EncodingGuard(CacheGuard):
@@ -101,31 +96,26 @@ class EncodingGuard(CacheGuard):
 
     def __init__(self, spec: StoredSpec, parts: list[RopeRotation | AddAbsolute]) -> None:
         self.parts = parts
-        self.spec = [_without_frequencies(spec)] if parts else [spec_text(spec)]
-        steady = all(one.steady_name for one in parts)
-        if any(one.follows_length for one in parts):
+        self.spec = _without_frequencies(spec) if parts else spec_text(spec)
+        if any(part.follows_length for part in parts):
             self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
+        steady = all(part.steady_name for part in parts)
         super().__init__(self._name(None, 1) if steady else None)
 
-    def before(self, call: Call) -> None:
-        """Refuse the caches of the stock model as well."""
-        if hasattr(call.cache, STOCK):
-            delattr(call.cache, STOCK)
-            setattr(call.cache, ENCODING, "the stock model's own encoding")
-        super().before(call)
-
-    def encoding(self, call: Call) -> str:
-        """Name the encoding of this call and its frequencies."""
+    def encoding(self, this: Pass) -> str:
+        """Name the encoding of this pass and its frequencies."""
+        if not self.parts:
+            return self.spec
         positions, length = None, 1
-        if not all(one.steady_name for one in self.parts):
-            positions, tokens = call.kwargs.get("position_ids"), call.tokens
-            length = 1 if tokens is None else tokens.shape[1]
-            length += 0 if call.cache is None else int(call.cache.get_seq_length())
+        if not all(part.steady_name for part in self.parts):
+            positions, length = this.positions, this.length()
         return self._name(positions, length)
 
     def _name(self, positions: Tensor | None, length: int) -> str:
-        found = [*self.spec, *(one.name(positions, length) for one in self.parts)]
-        return "; ".join(filter(None, found))
+        names = [self.spec] if self.spec else []
+        for part in self.parts:
+            names.append(part.steady_name or part.name(positions, length))
+        return "; ".join(names)
 
 
 def _without_frequencies(spec: StoredSpec) -> str:
@@ -139,20 +129,7 @@ def _without_frequencies(spec: StoredSpec) -> str:
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 
-def mark_stock_caches() -> None:
-    """Mark every cache that exists before a patch: a patched model refuses their keys."""
-    for value in gc.get_objects():
-        if issubclass(type(value), Cache) and not hasattr(value, ENCODING):
-            setattr(value, STOCK, True)
-
-
 def frequency_name(label: str, *frequencies: bytes) -> str:
     """Return a name for messages; equal names mean equal frequencies."""
     digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
     return f"{label} (frequencies {digest[:12]})"
-
-
-def caches_in(output: Any) -> Iterable[Any]:
-    """Return the caches in the output of a base model."""
-    values = output.values() if isinstance(output, Mapping) else output
-    return filter(is_cache, values if isinstance(values, Iterable) else ())

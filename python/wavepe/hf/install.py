@@ -17,18 +17,16 @@ from ..ops._compiler import before_marked
 from ..positions import Learned, Scores, named_as_in
 from ..positions.tables import refuse_trace
 from . import families, rope_config
-from .absolute import AddAbsolute, add_absolute_positions
-from .attention import LayerState, after_attention, before_attention, before_layer
-from .cache_guard import EncodingGuard, caches_in
-from .call import Call
+from .absolute import AddAbsolute
+from .cache_guard import EncodingGuard
 from .config import EncodedConfig, note_live, patched_config, return_changes
-from .counting import TOKENS_AT, add_positions, note_positions
-from .foreign import Watch
+from .foreign import ReplacedForwardCheck
 from .inkling import OWN, keep_queries, restore, without_own
+from .layer_hooks import LayerState, after_attention, before_attention
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
 from .live import check_live
-from .packing import add_packed_mask
+from .passes import PASS, Pass, measures_tokens
 from .rope_config import Slot
 from .rotary import (
     IdentityRotation,
@@ -153,7 +151,7 @@ class _Builder:
         layer.rotation = found.index(key)
         if encoding is not None and encoding.in_scores:
             layer.score = self.score(self.as_rotated(encoding, slot), size, dims)
-            layer.turned = None if rope is None else self.layout
+            layer.angle_layout = None if rope is None else self.layout
         return layer
 
     def as_rotated(self, encoding: Encoding, slot: Slot) -> Encoding:
@@ -264,17 +262,19 @@ def _check_reused(keys_from: list[int | None], layers: list[LayerState]) -> None
 
 
 class _PassHooks:
-    """What happens before and after a pass through a base model."""
+    """Reads each pass through a base model, and checks it before and after."""
 
     def __init__(self, base: nn.Module, config: Any, spec: StoredSpec, parts: Parts) -> None:
         self.names = families.argument_names(base)
         self.spec, self.stored = spec_text(spec), spec
-        self.watch = Watch(base)
+        self.forwards = ReplacedForwardCheck(base)
         self.absolute = parts.absolute
         self.config = None if parts.rotaries else config  # else a `Rotary` looks at it
         scores = [layer.score for layer in parts.layers if layer.score is not None]
-        self.counts = bool(scores)
+        counting = (score.encoding for score in scores if measures_tokens(score.encoding))
+        self.counting = next(counting, None)
         self.reads_positions = any(score.reads_positions for score in scores)
+        self.cuts_logits = "logits_to_keep" in self.names
         self.guard = EncodingGuard(spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
@@ -283,38 +283,38 @@ class _PassHooks:
         return [before, base.register_forward_hook(self.after, with_kwargs=True)]
 
     def before(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         before_marked()
         refuse_trace(self.spec)
-        call = Call(module, self.names, args, kwargs)
-        self.watch.before()
+        this = Pass(self.names, args, kwargs)
+        kwargs = this.kwargs
+        self.forwards.before(this)
         if self.config is not None:
             check_config(self.config, self.stored)
-        if self.reads_positions:
-            add_absolute_positions(call)
-            if not families.is_rotary(module.config):
-                call.kwargs[TOKENS_AT] = call.kwargs.get("position_ids")
-        if "logits_to_keep" in self.names:
+        if this.weights is None:  # transformers asks by the argument or by the configuration
+            this.weights = module.config.output_attentions
+        if self.reads_positions and this.positions is None:
+            this.set_positions(this.positions_by_mask())
+        if self.cuts_logits:
             # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
-            call.kwargs["logits_to_keep"] = None
-        if self.counts:
-            add_positions(call)
-        add_packed_mask(call)
+            kwargs["logits_to_keep"] = None
+        this.read_sequences(module, self.counting)
         if self.absolute is not None:
-            self.absolute.add(call)
-        self.guard.before(call)
-        return args[len(self.names) :], call.kwargs
+            self.absolute.add(module, this)
+        self.guard.before(this)
+        this.kwargs = {}  # else they would hold each other
+        kwargs[PASS] = this
+        return args[len(self.names) :], kwargs
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self.watch.after()
-        call = Call(module, self.names, args, kwargs)
-        self.guard.after(call, output)
-        if self.counts:
-            cache = call.cache if call.cache is not None else next(iter(caches_in(output)), None)
-            note_positions(module, cache)
+        this: Pass = kwargs[PASS]
+        self.forwards.after(this)
+        self.guard.after(this, output)
+        if this.shifts is not None:
+            this.note_shifts(output)
 
 
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
@@ -323,20 +323,13 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.hooks += _PassHooks(base, record.config, record.spec, parts).attach(base)
-    for whole in base.layers:
-        if "output_attentions" in families.argument_names(whole):
-            record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
-        record.hooks += _attach_layer(attention)
+        hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
+        record.hooks.append(hook)
         keep_queries(attention, layer.score)
     note_live(record.config, len(parts.layers))
     base._wavepe = record
-
-
-def _attach_layer(attention: Any) -> list[RemovableHandle]:
-    before = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-    return [before, attention.register_forward_hook(after_attention, with_kwargs=True)]
 
 
 # ---------------------------------------------------------------- one model
@@ -459,8 +452,11 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
         learned = Learned(named_as_in(whole, one), *size, True, dim=own.hidden_size)
         attach(attention, None, {attention: learned})
     spec = choice.stored()
-    hooks = _attach_layer(attention)
-    hooks += EncodingGuard(spec, builder.parts.cache_parts).attach(attention)
+    hooks = [
+        attention.register_forward_pre_hook(before_attention, with_kwargs=True),
+        attention.register_forward_hook(after_attention, with_kwargs=True),
+        *EncodingGuard(spec, builder.parts.cache_parts).attach(attention),
+    ]
     attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 

@@ -100,11 +100,6 @@ def nothing_hidden(device: torch.device) -> Tensor:
     return torch.empty((1, 1, 1, 0), dtype=KEY_MASK, device=device)
 
 
-def drop_empty(mask: Tensor | None) -> Tensor | None:
-    """Return the mask; None for a mask of `nothing_hidden`."""
-    return None if mask is None or mask.shape[-1] == 0 else mask
-
-
 @torch.compiler.assume_constant_result  # so that a compiler does not trace the parser of specs
 def _in_scores(spec: str) -> bool:
     """Return whether the encoding changes the attention scores."""

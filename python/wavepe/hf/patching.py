@@ -20,7 +20,6 @@ from transformers.models.llama.modeling_llama import (
 
 from ..encodings.wavelet import scale_hint
 from . import families
-from .cache_guard import mark_stock_caches
 from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
@@ -104,7 +103,6 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
             )
     install_patch(model, chosen)
     check_lengths(model)
-    mark_stock_caches()
     warn_of_scales(model, chosen)
     return model
 

@@ -70,14 +70,11 @@ class Places(NamedTuple):
         The positions of the queries; None: their places.
     key_mask : bool Tensor (B|1, n), optional
         False for tokens that no query sees.
-    of_keys : integer Tensor (B|1, n), optional
-        The positions of the keys, if they are not counted. It needs `positions`.
     """
 
     offset: int | Tensor | None = None
     positions: Tensor | None = None
     key_mask: Tensor | None = None
-    of_keys: Tensor | None = None
 
     def queries(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
@@ -88,8 +85,6 @@ class Places(NamedTuple):
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return numbers of queries and keys whose differences are the distances."""
-        if self.of_keys is not None and self.positions is not None:
-            return self.positions.to(q.device), self.of_keys.to(q.device)
         return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
 
     def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +93,7 @@ class Places(NamedTuple):
         Keys before the queries are counted back from the queries that are no padding.
         """
         places, keys = self.both(q, k)
-        if self.positions is None or self.of_keys is not None:
+        if self.positions is None:
             return places, keys
         positions = self.positions.to(q.device)
         positions = positions if positions.dim() == 2 else positions[None]

@@ -1,0 +1,297 @@
+"""Positions with gaps, trees, and caches that lost keys: right, or refused.
+
+Encodings that only rotate or add vectors take positions as they are. A term of the distance counts
+tokens, so it refuses positions that do not.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import wavepe
+from encoding_cases import LEARNED
+from hf_families import build, by_turns
+from hf_model import close, logits, patched_tiny, tokens
+from transformers import DynamicCache, StaticCache
+from wavepe.hf.passes import SHIFTS, measures_tokens
+
+COUNTING = (
+    "wavelet:scales=4", "alibi", "sandwich:dim=16", "rope+alibi", "alibi@1", *LEARNED,
+    "wavelet:scales=4,biases=true,projection=true", "rope:theta=30+wavelet:scales=4",
+    "pope:theta=30", "xpos:theta=30,scale_base=8", "relative:extent=6,rank=3", "kerple", "fox",
+    "t5:buckets=6,max_distance=9", "shaw:clip=3", "transformer_xl", "window:size=4+rope",
+    "rope:self_extend=2,neighbors=3", {"1": "alibi"},
+)  # fmt: skip
+FREE = (
+    "rope:theta=30", "none", "sinusoidal", "rope+temperature:floor=3,alpha=0.5", "rope+sink",
+)  # fmt: skip
+GAPS = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 14]])
+IDS = tokens(1, 8)
+ONES = torch.ones(1, 8, dtype=torch.long)
+# Two branches after four tokens.
+TREE = torch.tensor([[0, 1, 2, 3, 4, 5, 4, 5]])
+BRANCH = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+VISIBLE = (BRANCH[None] == BRANCH[:, None]) | (BRANCH[None] == 0)
+VISIBLE = (VISIBLE & torch.ones(8, 8, dtype=torch.bool).tril())[None, None]
+PATHS = ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7])
+REFUSED = r"measures distances in tokens, so positions must rise by 1 per token; row 0 of.* has "
+UNKNOWN = r"cached keys are not known: position {} does not follow.*continue at position {},"
+
+
+def names(specs):
+    return pytest.mark.parametrize("spec", [pytest.param(spec, id=str(spec)) for spec in specs])
+
+
+def with_hidden(model, ids, positions):
+    """Return the logits of tokens at these positions of a longer row, whose others are hidden."""
+    row = positions[0]
+    whole, mask = torch.zeros(2, 1, int(row[-1]) + 1, dtype=torch.long)
+    whole[0, row], mask[0, row] = ids[0], 1
+    given = {"attention_mask": mask, "position_ids": torch.arange(whole.shape[1])[None]}
+    return logits(model, whole, **given, use_cache=False)[:, row]
+
+
+def by_path(model, ids):
+    first, second = (logits(model, ids[:, path]) for path in PATHS)
+    return torch.cat([first, second[:, 4:]], 1)
+
+
+def filled(model, ids, **given):
+    cache = DynamicCache(config=model.config)
+    logits(model, ids, past_key_values=cache, **given)
+    return cache
+
+
+@names(COUNTING)
+def test_terms_of_the_distance_refuse_gaps_and_trees(spec):
+    model = patched_tiny(spec)
+    for mask in (None, ONES):
+        with pytest.raises(ValueError, match=REFUSED + "7 after 2: give position_ids without"):
+            logits(model, IDS, position_ids=GAPS, attention_mask=mask, use_cache=False)
+    for form in (VISIBLE, torch.where(VISIBLE, 0.0, -torch.inf)):
+        with pytest.raises(ValueError, match=REFUSED + "4 after 5"):
+            logits(model, IDS, position_ids=TREE, attention_mask=form, use_cache=False)
+    cache = filled(model, IDS[:, :4])
+    for count in (1, 2):
+        position = torch.arange(9, 9 + count)[None]
+        with pytest.raises(ValueError, match=UNKNOWN.format(9, 4)):
+            logits(model, IDS[:, :count], position_ids=position, past_key_values=cache)
+    assert cache.get_seq_length() == 4
+
+
+@names(FREE)
+def test_other_encodings_take_positions_as_they_are(spec):
+    model = patched_tiny(spec)
+    wanted = with_hidden(model, IDS, GAPS)
+    got = logits(model, IDS, position_ids=GAPS, attention_mask=ONES, use_cache=False)
+    assert close(got, wanted, 1e-5)
+    cache, pieces = DynamicCache(config=model.config), []
+    for start, stop in ((0, 2), (2, 5), (5, 6), (6, 7), (7, 8)):
+        part = IDS[:, start:stop], GAPS[:, start:stop]
+        pieces.append(logits(model, part[0], position_ids=part[1], past_key_values=cache))
+    assert close(torch.cat(pieces, 1), wanted, 1e-5)
+    tree = logits(model, IDS, position_ids=TREE, attention_mask=VISIBLE, use_cache=False)
+    assert close(tree, by_path(model, IDS), 1e-5)
+
+
+@by_turns()
+def test_families(family):
+    for spec in ("alibi", "rope"):
+        model = wavepe.hf.patch(build(family), spec)
+        given = {"position_ids": TREE, "attention_mask": VISIBLE, "use_cache": False}
+        if spec == "rope" or not measures_tokens(wavepe.encoding(spec)):
+            assert logits(model, IDS, **given).isfinite().all()
+        else:
+            with pytest.raises(ValueError, match=REFUSED):
+                logits(model, IDS, **given)
+
+
+def taken(cache, keep):
+    """Leave these keys in a cache, as programs that prune do."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, keep], layer.values[:, :, keep]
+
+
+def copied(cache, count):
+    """A cache that is built by hand, from the last keys of another one."""
+    made = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        made.update(layer.keys[:, :, -count:], layer.values[:, :, -count:], index)
+    return made
+
+
+@names(("alibi", "rope+wavelet:scales=4", "pope:theta=30", "kerple"))
+def test_caches_that_lost_keys(spec):
+    model, ids = patched_tiny(spec), tokens(1, 10)
+    whole = logits(model, ids)
+
+    def step(cache, start, stop=9):
+        given = {"position_ids": torch.arange(start, stop)[None], "past_key_values": cache}
+        return logits(model, ids[:, start:stop], **given)
+
+    cache = filled(model, ids[:, :8])
+    taken(cache, [0, 1, 2, 3, 4])  # a crop: the keys that are left are the first ones
+    assert close(step(cache, 5), whole[:, 5:9], 1e-5)
+    for stop in (9, 10):  # one token, and two
+        cache = filled(model, ids[:, :8])
+        taken(cache, [0, 3, 4, 7])
+        with pytest.raises(ValueError, match="the 4 " + UNKNOWN.format(8, 4)):
+            step(cache, 8, stop)
+        with pytest.raises(ValueError, match="the 6 " + UNKNOWN.format(8, 6)):
+            step(copied(filled(model, ids[:, :8]), 6), 8, stop)
+    assert close(step(copied(filled(model, ids[:, :8]), 8), 8), whole[:, 8:9], 1e-5)
+
+
+def test_a_rotation_takes_any_cache():
+    model, ids = patched_tiny("rope:theta=30"), tokens(1, 10)
+    mask = torch.ones(1, 10, dtype=torch.long)
+    mask[:, :2] = 0
+    positions = torch.arange(10)[None]
+    wanted = logits(model, ids, attention_mask=mask, position_ids=positions)[:, 8:]
+    cache = filled(model, ids[:, :8], attention_mask=mask[:, :8], position_ids=positions[:, :8])
+    got = logits(model, ids[:, 8:], position_ids=positions[:, 8:], past_key_values=copied(cache, 6))
+    assert close(got, wanted, 1e-5)
+
+
+@names(("alibi", "rope+wavelet:scales=4"))
+def test_padding_between_tokens(spec):
+    """A prompt that holds the padding token, or padding on the right that is then continued."""
+    model, ids = patched_tiny(spec), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, 4:6] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with pytest.raises(ValueError, match=REFUSED + "4 after 3: let attention_mask hide no tokens"):
+        logits(model, ids, attention_mask=mask, position_ids=positions)
+    cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
+    given = {"attention_mask": mask[:, :7], "position_ids": positions[:, 6:7]}
+    with pytest.raises(ValueError, match="the 6 " + UNKNOWN.format(4, 6)):
+        logits(model, ids[:, 6:7], **given, past_key_values=cache)
+
+
+def test_positions_that_count_tokens_are_taken():
+    model, ids = patched_tiny("alibi"), tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    for positions, given in (
+        (None, {"attention_mask": mask}),
+        ((mask.cumsum(1) - 1).clamp(min=0), {"attention_mask": mask}),
+        (mask.cumsum(1) - 1, {"attention_mask": mask}),
+        ((mask.cumsum(1) - 1).masked_fill(mask == 0, 1), {"attention_mask": mask}),
+        (torch.arange(12)[None] + 100, {}),
+        (torch.cat([torch.arange(5), torch.arange(7)])[None], {"use_cache": False}),
+        (torch.tensor([[0, 1, 2, 3, 0, 0, 0, 1, 2, 0, 1, 2]]), {"use_cache": False}),
+    ):
+        wanted = logits(model, ids, position_ids=positions, **given)
+        if given.get("use_cache") is False:
+            continue
+        cache, pieces = DynamicCache(config=model.config), []
+        for start, stop in ((0, 7), (7, 8), (8, 12)):
+            part = {} if positions is None else {"position_ids": positions[:, start:stop]}
+            if "attention_mask" in given:
+                part["attention_mask"] = mask[:, :stop]
+            pieces.append(logits(model, ids[:, start:stop], **part, past_key_values=cache))
+        assert close(torch.cat(pieces, 1)[mask == 1], wanted[mask == 1], 1e-5)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    made = model(ids, position_ids=positions, attention_mask=mask).past_key_values
+    more = torch.cat([mask, mask[:, -2:]], 1)
+    given = {"position_ids": positions[:, -1:] + torch.arange(1, 3), "attention_mask": more}
+    model(ids[:, :2], **given, past_key_values=made)
+    one = torch.ones(2, 1, dtype=torch.long)
+    model(ids[:, :1], position_ids=one * 0, attention_mask=one)
+    cache = filled(model, ids[:, :9])
+    cache.crop(-5)
+    model(ids[:, 4:6], position_ids=torch.tensor([[4, 5]]), past_key_values=cache)
+    for options in ({"num_beams": 3}, {"cache_implementation": "static"}):
+        seen, prompt = mask.clone(), ids.clone()
+        prompt[0, :5] = 0  # the padding token
+        model.generate(prompt, attention_mask=seen, max_new_tokens=4, do_sample=False, **options)
+
+
+@names(("alibi", "rope+wavelet:scales=4"))
+@pytest.mark.parametrize("padding", [0, 2])
+def test_rows_of_a_cache_are_repeated_and_chosen(spec, padding):
+    """As beams and several continuations of one prompt do it."""
+    model, ids = patched_tiny(spec), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[:, :padding] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
+    cache.batch_repeat_interleave(2)
+    rows = [0, 0, 1, 1]
+    given = {"attention_mask": mask[rows], "position_ids": positions[rows, 6:]}
+    got = logits(model, ids[rows, 6:], **given, past_key_values=cache)
+    wanted = logits(model, ids[:, padding:])[rows, -1:]
+    assert close(got, wanted, 1e-5)
+    cache.crop(-1)
+    cache.batch_select_indices(torch.tensor([3]))
+    given = {"attention_mask": mask[1:], "position_ids": positions[1:, 6:]}
+    got = logits(model, ids[1:, 6:], **given, past_key_values=cache)
+    assert close(got, wanted[3:], 1e-5)
+
+
+@names(("alibi", "wavelet:scales=4"))
+@pytest.mark.parametrize("pads", [-1, 1])
+@pytest.mark.parametrize("how", ["turned", "turned and cropped", "made anew"])
+def test_padded_rows_need_no_note(spec, pads, how):
+    """Rows of a cache in another order, and a cache of others' tensors."""
+    model, ids = patched_tiny(spec), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, pads)
+    cache = filled(model, ids[:, :5], attention_mask=mask[:, :5], position_ids=positions[:, :5])
+    assert getattr(cache, SHIFTS) == [-3, 0]
+    rows = torch.tensor([1, 0] if how.startswith("turned") else [0, 1])
+    if how.startswith("turned"):
+        cache.reorder_cache(rows)
+    if how == "turned and cropped":
+        cache.crop(-1)
+    if how == "made anew":
+        cache = copied(cache, 5)
+    start = 4 if how == "turned and cropped" else 5
+    part = {"attention_mask": mask[rows], "position_ids": positions[rows, start:]}
+    got = logits(model, ids[rows, start:], **part, past_key_values=cache)
+    given = {"attention_mask": mask[rows], "position_ids": positions[rows]}
+    assert close(got, logits(model, ids[rows], **given, use_cache=False)[:, start:], 1e-5)
+    reset = filled(model, ids[:, :5])
+    assert not hasattr(reset, SHIFTS)
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("length", [4, 6])
+def test_a_piece_of_padding_alone(kind, length):
+    """As a prompt in chunks has it; later chunks may come without a mask (windows)."""
+    model, ids = patched_tiny("alibi"), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    room = {"max_cache_len": 12} if kind is StaticCache else {}
+    cache = kind(config=model.config, **room)
+    for start, stop in ((0, 4), (4, length), (length, 9)):
+        if start == stop:
+            continue
+        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        logits(model, ids[:, start:stop], **given, past_key_values=cache)
+    assert getattr(cache, SHIFTS) == [-4, 0]
+    given = {"position_ids": positions[:, -1:] + 1, "past_key_values": cache}
+    logits(model, ids[:, :1], **given)
+    with pytest.raises(ValueError, match="cached keys are not known: position 7 does not"):
+        logits(model, ids[:, :1], **given | {"position_ids": positions[:, -1:] + 3})
+
+
+@names(("alibi", "wavelet:scales=4"))
+def test_an_exported_program_refuses_gaps(spec):
+    """It counts tokens, so it raises where its input position_ids do not."""
+    model, ids = patched_tiny(spec), tokens(2, 9)
+    positions = torch.arange(9).repeat(2, 1)
+    given = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    length = {1: torch.export.Dim("length", min=2)}
+    shapes = {"input_ids": length, "position_ids": length, "use_cache": None}
+    with torch.no_grad():
+        program = torch.export.export(model, (), given, dynamic_shapes=shapes).module()
+    packed = positions - 5 * (positions >= 5)
+    for good in (positions, packed, positions + 3):
+        got = program(**given | {"position_ids": good}).logits.detach()
+        assert close(got, logits(model, ids, position_ids=good, use_cache=False), 1e-5)
+    with pytest.raises(RuntimeError, match="positions must rise by 1 per token"):
+        program(**given | {"position_ids": positions + 3 * (positions >= 5)})
