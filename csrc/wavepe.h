@@ -308,8 +308,8 @@ typedef void wpe_attention_backward_fn(const wpe_attention *a, const void *packe
                                        const wpe_attention_gradients *gradients, int64_t begin,
                                        int64_t end, void *workspace);
 
-/* Return whether decode, and not forward, computes a call. Decode serves few queries against a cache
- * of keys. */
+/* Return whether decode, and not forward, computes a call. Decode serves few queries against a
+ * cache of keys. */
 static inline int wpe_decodes(int64_t queries, int64_t keys) {
     return queries == 1 || (queries <= WPE_DECODE_QUERIES && queries < keys);
 }

@@ -16,6 +16,7 @@
 #include "numpy/ndarrayobject.h"
 #include "numpy/ufuncobject.h"
 
+#include "decoding.h"
 #include "wavepe.h"
 
 static const wpe_dispatch *dispatch;

@@ -1,9 +1,9 @@
 /* relative_bias.c: wavepe._numpy.relative_bias, the query-dependent relative term [W][S].
  *
  * It is part of module.c. It is a plain function and no gufunc for two reasons: all pieces of a
- * call use the kernels that they are given, and it can raise MemoryError. arrays/relative_bias.py has
- * checked and broadcast the arrays: they have equal leading axes, followed by q (m, d), p (w, d)
- * and out (m, n). */
+ * call use the kernels that they are given, and it can raise MemoryError. arrays/relative_bias.py
+ * has checked and broadcast the arrays: they have equal leading axes, followed by q (m, d), p (w,
+ * d) and out (m, n). */
 
 typedef struct {
     PyArrayObject *q, *p, *out;

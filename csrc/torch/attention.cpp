@@ -6,87 +6,48 @@
 namespace wavepe {
 namespace {
 
-// A task is a part of the keys for a share of the key heads, with all their query heads. The task
-// that completes a key head merges its parts. The parts follow from the number of keys alone.
-class Decoding {
-  public:
-    Decoding(const Call &call, const HeadMatrices &out, char *lse)
-        : call(call),
-          out(out),
-          lse(lse),
-          any(call.head(0, 0)),
-          sizes(call.kernels->decode_sizes(&any, call.group)),
-          pairs(call.key_head_count()),
-          parts(wpe_decode_parts(call.keys)),
-          part_bytes(ceil_div(call.bytes(call.group * sizes.sums), 64) * 64),
-          workspace_bytes(ceil_div(call.bytes(sizes.workspace), 64) * 64),
-          sums(product({pairs, parts}), part_bytes),
-          done(pairs) {
-        if (call.relative.rows)
-            table_bytes =
-                call.table_bytes(wpe_decode_most_rows(call.queries, call.keys), WPE_FORWARD);
-    }
-
-    void run() {
-        const int64_t threads = torch::stable::get_num_threads();
-        // Key heads that share a table share its packing. So a task has as many of them as leave
-        // each thread one share of each part.
-        const bool share_packing = table_bytes && !call.table_per_head();
-        const int64_t shares = share_packing ? std::min(pairs, threads) : pairs;
-        run_tasks(parts * shares, workspace_bytes + tables() * table_bytes,
-                  [&](int64_t task, char *scratch) {
-                      const int64_t share = task % shares;
-                      run_part(task / shares, share * pairs / shares, (share + 1) * pairs / shares,
-                               scratch);
-                  });
-    }
-
-  private:
-    const Call &call;
-    const HeadMatrices &out;
-    char *lse;
-    const wpe_attention any;
-    const wpe_decode_sizes sizes;
-    const int64_t pairs, parts, part_bytes, workspace_bytes;
-    const Memory sums;
-    std::vector<std::atomic<int64_t>> done;  // the parts of each key head that are done
-    int64_t table_bytes = 0;                 // of the rows that a part reads
-
-    int64_t tables() const { return call.table_per_head() ? call.group : 1; }
-
-    void run_part(int64_t part, int64_t begin, int64_t end, char *scratch) {
-        const wpe_range keys = wpe_decode_part(call.keys, part);
-        std::vector<PackedTable> packed(tables());
-        std::optional<int64_t> packed_for;  // the offset, if all heads share the table
-        std::vector<wpe_attention> heads(call.group);
+// Attention of few queries: tasks are parts of the keys, for a share of the key heads with all
+// their query heads (decoding.h). The task that completes a key head merges its parts.
+void decode(const Call &call, const HeadMatrices &out, char *lse) {
+    wpe_decoding d{};
+    d.kernels = call.kernels;
+    d.table = &call.table;
+    d.group = call.group;
+    d.slots = call.table_per_head() ? call.group : 1;
+    d.call = &call;
+    d.head = [](const void *of, int64_t head, int64_t *shift) {
+        const Call &call = *static_cast<const Call *>(of);
+        *shift = call.table_shift(head % call.heads);
+        return call.head(head / call.heads, head % call.heads);
+    };
+    wpe_plan_decoding(&d);
+    const int64_t pairs = call.key_head_count(), group = call.group;
+    const int64_t head_bytes = call.bytes(d.head_sums);
+    const int64_t part_bytes = product({pairs, group, head_bytes});
+    const Memory sums(d.parts, part_bytes);
+    std::vector<std::atomic<int64_t>> done(pairs);  // the parts of each key head that are done
+    // Key heads that share a table share its packing. So a task has as many of them as leave each
+    // thread one share of each part.
+    const bool share_packing = d.table_bytes && !call.table_per_head();
+    const int64_t threads = torch::stable::get_num_threads();
+    const int64_t shares = share_packing ? std::min(pairs, threads) : pairs;
+    run_tasks(d.parts * shares, d.task_bytes, [&](int64_t task, char *scratch) {
+        const int64_t part = task / shares, share = task % shares;
+        const int64_t begin = share * pairs / shares, end = (share + 1) * pairs / shares;
+        wpe_decode_heads(&d, part, begin * group, end * group,
+                         sums.at(part * part_bytes + begin * group * head_bytes), scratch);
         for (int64_t pair = begin; pair < end; pair++) {
-            const int64_t b = pair / call.key_heads, first = pair % call.key_heads * call.group;
-            for (int64_t g = 0; g < call.group; g++) {
-                wpe_attention &a = heads[g] = call.head(b, first + g);
-                if (!a.relative) continue;
-                PackedTable &table = packed[call.table_per_head() ? g : 0];
-                if (call.table_per_head() || packed_for != a.offset)
-                    call.pack_table(
-                        table, first + g, wpe_decode_rows(&a, keys.begin, keys.end),
-                        scratch + workspace_bytes + (call.table_per_head() ? g * table_bytes : 0),
-                        WPE_FORWARD);
-                packed_for = a.offset;
-                a.relative = table.relative.rows ? &table.relative : nullptr;
+            if (done[pair].fetch_add(1) + 1 < d.parts) continue;
+            for (int64_t head = pair * group; head < (pair + 1) * group; head++) {
+                const int64_t b = head / call.heads, h = head % call.heads;
+                const wpe_attention a = call.head(b, h);
+                call.kernels->merge(&a, sums.at(head * head_bytes), d.parts,
+                                    call.elements(part_bytes), out.result(b, h),
+                                    call.head_row(lse, b, h));
             }
-            call.kernels->decode(heads.data(), call.group, keys.begin, keys.end,
-                                 part_sums(pair, part), scratch);
-            if (done[pair].fetch_add(1) + 1 < parts) continue;
-            for (int64_t g = 0; g < call.group; g++)
-                call.kernels->merge(&heads[g], part_sums(pair, 0) + call.bytes(g * sizes.sums),
-                                    parts, call.elements(part_bytes), out.result(b, first + g),
-                                    call.head_row(lse, b, first + g));
         }
-    }
-
-    char *part_sums(int64_t pair, int64_t part) const {
-        return sums.at((pair * parts + part) * part_bytes);
-    }
-};
+    });
+}
 
 void forward_blocks(const Call &call, const HeadMatrices &out, char *lse, int64_t b, int64_t h,
                     const void *packed, int64_t begin, int64_t end, char *scratch) {
@@ -140,7 +101,7 @@ std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
     if (decodes) {
-        Decoding(call, HeadMatrices(out), rows).run();
+        decode(call, HeadMatrices(out), rows);
         return {out, lse};
     }
     call.pack_tables(WPE_FORWARD);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "common.h"
+#include "decoding.h"
 
 // The arguments of both operators: type, name in C++, and schema. zones holds two tensors for each
 // zone: its coefficients and its basis.
@@ -130,12 +131,6 @@ struct AttentionArguments {
 #undef WPE_MEMBER
 };
 
-// Rows of a head's table, packed for the kernels.
-struct PackedTable {
-    wpe_relative relative{};
-    std::vector<wpe_zone> zones;
-};
-
 // The arguments of a call. The constructor checks them. read() reads them; it runs after the
 // results have been allocated.
 class Call {
@@ -147,7 +142,7 @@ class Call {
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int64_t table_size;  // columns of p
     int storage;
-    wpe_relative relative{};  // the rows of p that a query can reach, not packed; rows 0: no table
+    wpe_table table{};        // the rows of p that a query can reach; rows 0: no table
     int64_t first_row = 0;    // the first of them
     wpe_delta_bias bias{};    // the bias of head 0; rows 0: no bias
     int64_t first_value = 0;  // the first value of the bias that a query can reach
@@ -165,7 +160,7 @@ class Call {
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
     bool table_per_head() const { return given.p && given.p->dim() == 3; }
     bool bias_per_head() const { return given.bias && given.bias->dim() == 2; }
-    bool has_q_rel() const { return given.q_rel && relative.rows > 0; }
+    bool has_q_rel() const { return given.q_rel && table.relative.rows > 0; }
     wpe_attention_sizes sizes(wpe_pass pass) const {
         const wpe_attention a = head(0, 0);
         return kernels->sizes(&a, pass);
@@ -185,9 +180,10 @@ class Call {
     int64_t tiles() const { return ceil_div(keys, WPE_KEY_BLOCK); }
     // Pack the tables of all heads.
     void pack_tables(wpe_pass pass);
-    // Pack `rows` of head h's table; they are counted in rising delta. `memory` holds table_bytes.
-    void pack_table(PackedTable &to, int64_t h, wpe_range rows, char *memory, wpe_pass pass) const;
-    int64_t table_bytes(int64_t rows, wpe_pass pass) const;
+    // Return where the table of head h begins, in bytes after that of head 0.
+    int64_t table_shift(int64_t h) const {
+        return table_per_head() ? h * given.p->stride(0) * q.item : 0;
+    }
     // Return the rows of dp that get the gradient of head h's table, in falling delta.
     wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
     // Return the elements of dbias that get the gradient of head h's bias, in rising delta.
@@ -204,11 +200,11 @@ class Call {
     Tensor segments;    // int64, dense
     bool runs = false;  // each segment is one run of keys
     std::vector<KeyMask> key_mask;
-    // The zones of `relative`, and coefficients and basis of each. A table without zones is one.
-    std::vector<wpe_zone> zones;
-    std::vector<std::pair<wpe_matrix, wpe_matrix>> sources;
-    std::vector<PackedTable> tables;  // one, or one for each head
-    std::unique_ptr<Memory> packed;   // the memory of the tables
+    // The zones of `table`, and where each one is. A table without zones is one.
+    std::vector<wpe_zone> zones, packed_zones;
+    std::vector<wpe_zone_source> sources;
+    std::vector<wpe_relative> tables;  // packed: one, or one for each head
+    std::unique_ptr<Memory> packed;    // the memory of the tables
 
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
@@ -225,7 +221,6 @@ class Call {
     void check_zones(int64_t rows) const;
     bool zones_pay() const;
     void read_table();
-    int64_t zone_bytes(int64_t rows, int64_t rank, wpe_pass pass) const;
 };
 
 }  // namespace wavepe

@@ -150,7 +150,7 @@ class Backward {
     void store_tables(int64_t kv, const char *table_sums, int64_t parts, int64_t part_bytes) const {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
-                                table_sums + g * sums.dp, call.relative.rows, call.table_size,
+                                table_sums + g * sums.dp, call.table.relative.rows, call.table_size,
                                 sizes.dp_cols, parts, call.elements(part_bytes));
     }
 
@@ -206,7 +206,7 @@ class Backward {
         if (p_grad && !call.table_per_head()) {
             // So many bins that their tables need no more memory than q. The sizes are not the
             // padded ones: those depend on the variant, and then the order of sums would, too.
-            const int64_t table = std::max<int64_t>(call.relative.rows * call.table_size, 1);
+            const int64_t table = std::max<int64_t>(call.table.relative.rows * call.table_size, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
@@ -258,7 +258,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
         call.read();
         call.pack_tables(WPE_BACKWARD);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
-                                p_grad && call.relative.rows > 0, bias_grad && call.bias.rows > 0);
+                                p_grad && call.table.relative.rows > 0,
+                                bias_grad && call.bias.rows > 0);
         // if no query reaches the table, the gradient of q_rel is zero
         if (q_rel && !call.has_q_rel()) torch::stable::zero_(result.dq_rel);
         const int64_t chunks = backward.chunk_count();

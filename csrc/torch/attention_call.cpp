@@ -270,8 +270,8 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.k = k.matrix(b, kv);
     a.v = v.matrix(b, kv);
     if (has_q_rel()) a.r = r.matrix(b, h);
-    if (relative.rows)
-        a.relative = tables.empty() ? &relative : &tables[tables.size() > 1 ? h : 0].relative;
+    if (table.relative.rows)
+        a.relative = tables.empty() ? &table.relative : &tables[tables.size() > 1 ? h : 0];
     a.bias = bias;
     if (bias.rows)
         a.bias.values = at(*given.bias, (bias_per_head() ? h * given.bias->stride(0) : 0) +

@@ -6,7 +6,7 @@ namespace wavepe {
 
 wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
     const int64_t dim = dp.dim(), row_stride = dp.stride(dim - 2);
-    const int64_t last_row = first_row + relative.rows - 1;
+    const int64_t last_row = first_row + table.relative.rows - 1;
     return {at_mutable(dp, (dim > 2 ? h * dp.stride(0) : 0) + last_row * row_stride), -row_stride,
             last_stride(dp)};
 }
@@ -75,6 +75,7 @@ bool Call::zones_pay() const { return keys > (given.causal ? 224 : 112); }
 void Call::read_table() {
     const Tensor &p = *given.p;
     const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
+    wpe_relative &relative = table.relative;
     relative.beyond = beyond_code(given.beyond);
     const wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin == read.end) return;
@@ -111,51 +112,22 @@ void Call::read_table() {
     }
     relative.zone_count = (int)zones.size();
     relative.zones = zones.data();
-}
-
-int64_t Call::zone_bytes(int64_t rows, int64_t rank, wpe_pass pass) const {
-    return ceil_div(bytes(kernels->zone_size(rows, rank, table_size, pass)), 64) * 64;
-}
-
-int64_t Call::table_bytes(int64_t rows, wpe_pass pass) const {
-    int64_t sum = 0;
-    for (const wpe_zone &zone : zones)
-        sum += zone_bytes(std::min(rows, zone.rows), zone.rank, pass);
-    return sum;
-}
-
-void Call::pack_table(PackedTable &to, int64_t h, wpe_range rows, char *memory,
-                      wpe_pass pass) const {
-    to.relative = relative;
-    to.relative.first_delta += rows.begin;
-    to.relative.rows = rows.end - rows.begin;
-    to.zones.clear();
-    const int64_t head = table_per_head() ? h * given.p->stride(0) : 0;
-    int64_t zone_begin = relative.rows;
-    for (size_t z = 0; z < zones.size(); z++) {
-        wpe_zone zone = zones[z];
-        zone_begin -= zone.rows;
-        const int64_t first = std::max<int64_t>(rows.begin - zone_begin, 0);
-        zone.rows = std::min(rows.end - zone_begin, zone.rows) - first;
-        if (zone.rows <= 0) continue;
-        auto [coefficients, basis] = sources[z];
-        coefficients.data = static_cast<const char *>(coefficients.data) +
-                            (head + first * coefficients.row_stride) * q.item;
-        kernels->pack_zone(&zone, memory, storage, table_size, coefficients, basis, pass);
-        memory += zone_bytes(zone.rows, zone.rank, pass);
-        to.zones.push_back(zone);
-    }
-    to.relative.zone_count = (int)to.zones.size();
-    to.relative.zones = to.zones.data();
+    table.sources = sources.data();
+    table.columns = table_size;
+    table.storage = storage;
 }
 
 void Call::pack_tables(wpe_pass pass) {
-    if (!relative.rows) return;
-    const int64_t count = table_per_head() ? heads : 1, each = table_bytes(relative.rows, pass);
+    const wpe_range rows = {0, table.relative.rows};
+    if (!rows.end) return;
+    const int64_t count = table_per_head() ? heads : 1;
+    const int64_t each = wpe_table_bytes(kernels, &table, rows.end, pass);
     packed = std::make_unique<Memory>(count, each);
     tables.resize(count);
+    packed_zones.resize(count * zones.size());
     run_tasks(count, 0, [&](int64_t h, char *) {
-        pack_table(tables[h], h, {0, relative.rows}, packed->at(h * each), pass);
+        tables[h] = wpe_pack_rows(kernels, &table, table_shift(h), rows,
+                                  &packed_zones[h * zones.size()], packed->at(h * each), pass);
     });
 }
 

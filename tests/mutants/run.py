@@ -85,6 +85,7 @@ def objects_of(path, tree):
         "numpy": ["**/numpy/module.o"],
         "torch": [f"**/torch/{name}.o" if path.endswith(".cpp") else "**/torch/*.o"],
         "cuda": ["**/cuda/*.o"],
+        "decoding.h": ["**/numpy/module.o", "**/torch/attention*.o"],
     }.get(part, ["**/*.o"])
     return [found for p in patterns for found in tree.glob(f"build/temp*/{p}")]
 
