@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except (CommandError, ImportError) as error:
-        print(f"benchmarks: {getattr(error, 'message', error)}", file=sys.stderr)
+        print(f"benchmarks: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
 
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         if name not in operators():
             raise UsageError(f"unknown operator '{name}'; known: {', '.join(operators())}")
-    thread_count("--threads", args.threads)
+    thread_count(args.threads)
     if not 1 <= args.repeats <= _MOST_REPEATS:
         raise UsageError(f"--repeats {args.repeats}: needs 1 to {_MOST_REPEATS}")
     if not (math.isfinite(args.budget) and args.budget >= 0):

@@ -225,7 +225,7 @@ def main():
     given = parser.parse_args()
     import matplotlib.pyplot  # noqa: F401 (before the forks: once)
     import wavepe.hf  # noqa: F401
-    from wavepe.experiments import progress, report, training  # noqa: F401
+    from wavepe.experiments import comparison, progress, report  # noqa: F401
     from wavepe.experiments.presets import PRESETS, Preset
 
     PRESETS["two"] = Preset("", {}, parts={"a": {}, "b": {"bands": False}})

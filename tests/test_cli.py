@@ -298,8 +298,8 @@ def test_out_of_memory_is_recognised(module):
 
 @pytest.mark.parametrize("value", [-1, 0, 1025, 20000, 99999999999])
 def test_a_number_of_threads_that_would_crash(value):
-    with pytest.raises(UsageError, match=f"^threads {value}: needs 1 to 1024"):
-        thread_count("--threads", value)
+    with pytest.raises(UsageError, match=f"^`threads` {value}: needs 1 to 1024"):
+        thread_count(value)
 
 
 # ------------------------------------------------------------------ bench

@@ -70,9 +70,9 @@ def test_adapt(words, tmp_path, capsys):
     assert (new / "report.md").exists()
     assert main([*words, "--tokens", "2400", "--lr", "1e-3", "--gradient-checkpointing"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"wavepe adapt: error: {new} holds an adaptation with other settings (--tokens 2000 there, "
-        "2400 here; --lr 0.0001 there, 0.001 here; --gradient-checkpointing not given there, True "
-        f"here): give another folder, or train its model on: wavepe adapt {new} NEW ..."
+        f"wavepe adapt: error: {new} holds an adaptation with other settings (tokens 2000 there, "
+        "2400 here; learning_rate 0.0001 there, 0.001 here; gradient_checkpointing not given "
+        "there, True here): give another folder, or give its model to adapt, which trains it on"
     )
 
 
@@ -124,12 +124,12 @@ def test_a_short_text_is_read_again(words, tmp_path, capsys):
 
 def test_wrong_folders(words, tmp_path, capsys):
     (tmp_path / "new").mkdir()
-    (tmp_path / "new/notes").touch()
+    (tmp_path / "new/config.json").touch()
     assert main(words) == 2
-    assert "is not empty, and holds no adaptation" in capsys.readouterr().err
+    assert "adapt did not write" in capsys.readouterr().err
     words[2] = str(tmp_path / "text.txt")
     assert main(words) == 2
-    assert "is a file; needs a folder" in capsys.readouterr().err
+    assert "is a file: give a folder" in capsys.readouterr().err
     assert main([*words[:4], "--tokens", "9"]) == 2
     assert "arguments are required: --data (wavepe" in capsys.readouterr().err
 

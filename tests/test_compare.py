@@ -38,13 +38,12 @@ import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
-from wavepe.experiments import evaluation
-from wavepe.experiments.comparison import models_of
+from wavepe.experiments import evaluation, llama
 from wavepe.experiments.data import evaluation_bytes, load_text
+from wavepe.experiments.llama import new_model
 from wavepe.experiments.model import load_model
 from wavepe.experiments.presets import DEFAULTS, rows_for
 from wavepe.experiments.settings import Settings
-from wavepe.experiments.training import new_model
 
 PNG = b"\x89PNG"
 
@@ -94,7 +93,7 @@ def test_rows_trained_alike_share_a_checkpoint():
 def test_the_default_rows_take_six_trainings():
     specs = tuple(rows_for(DEFAULTS["encodings"], 128))
     settings = Settings(specs, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
-    models = models_of(settings)
+    models = settings.models
     assert len(specs) == 8
     assert len(models) == 2 * 6
     assert len({model.name for model in models}) == len(models)
@@ -316,6 +315,18 @@ def test_what_is_not_finite_is_no_result(finished, tmp_path, monkeypatch, capsys
     assert "none: the perplexity at 16 is nan" in one_line(capsys)
 
 
+def test_a_training_that_goes_on_sees_new_batches(tmp_path, monkeypatch):
+    steps, batch_at = [], llama.batch_at
+    monkeypatch.setattr(
+        llama,
+        "batch_at",
+        lambda text, step, *rest: steps.append(step) or batch_at(text, step, *rest),
+    )
+    more = ["--finetune", "32", "--finetune-steps", "2"]
+    assert compare(tmp_path, *more, specs=["none"]) == 0
+    assert steps == list(range(8))
+
+
 def test_another_split_is_another_comparison(tmp_path, capsys):
     """The text is too short to hold validation out."""
     assert go_on(tmp_path, "--split", "validation") == 2
@@ -329,7 +340,7 @@ def test_a_finished_model_is_not_trained_again(tmp_path, monkeypatch):
     out = tmp_path / "copy"
     shutil.copytree(trained(), out)
     (out / "results.json").unlink()
-    monkeypatch.setattr("wavepe.experiments.training.train", None)
+    monkeypatch.setattr("wavepe.training.loop.train", None)
     assert compare(out) == 0
     assert figures(out) == figures(trained())
 
@@ -449,7 +460,7 @@ def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
-    assert "another wavepe compare is using this folder" in said
+    assert "another process is writing there" in said
     assert gone(workers)
     states = (tmp_path / "training").glob("*.pt")
     assert 10 <= max(torch.load(state, weights_only=True)["step"] for state in states) < 100_000

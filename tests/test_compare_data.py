@@ -110,8 +110,8 @@ def test_comparisons_inside_the_data_are_not_read(text):
     before = load_text(str(text), 32, 16)
     run = text / "runs" / "one"
     (run / "checkpoints").mkdir(parents=True)
-    for name in (".lock", "settings.json", "results.json", "checkpoints/config.json"):
-        (run / name).write_text("{}" * 100)
+    (run / "checkpoints/config.json").write_text("{}" * 100)
+    (run / "settings.json").write_text('{"encodings": ["none"], "text_sha256": "0"}')
     assert load_text(str(text), 32, 16).sha256 == before.sha256
 
 
@@ -205,7 +205,7 @@ def test_examples_follow_from_the_seed_and_need_room(name):
     assert np.array_equal(one.questions, same.questions)
     assert not np.array_equal(one.tokens, other.tokens)
     task.check(task.least)
-    with pytest.raises(UsageError, match=f"task {name}: needs lengths of at least {task.least}"):
+    with pytest.raises(UsageError, match=f"`task` {name}: needs lengths of at least {task.least}"):
         task.check(task.least - 1)
 
 
@@ -215,9 +215,9 @@ def torch():
     return pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(("knows", "accuracy"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
-def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accuracy):
-    """The models know all answers, none, or those of the first half of the questions."""
+@pytest.mark.parametrize("part", ["all", "none", "first", "second bytes"])
+def test_scores_of_models_that_know_the_answers(torch, monkeypatch, part):
+    """All answers, none, those of the first half of the questions, or half of each."""
     from wavepe.experiments import evaluation
     from wavepe.training.device import CPU
 
@@ -227,8 +227,10 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accur
     def noted(task, *given):
         drawn = examples(task, *given)
         for tokens, questions in zip(drawn.tokens, drawn.questions, strict=True):
-            known = np.where(questions <= knows * 8, tokens, ord("?"))
-            answers[tokens[:-1].tobytes()] = known[1:]
+            is_known = questions <= {"none": 0, "first": 4}.get(part, 8)
+            if part == "second bytes":
+                is_known = np.diff(questions, prepend=0) <= 0
+            answers[tokens[:-1].tobytes()] = np.where(is_known, tokens, ord("?"))[1:]
         return drawn
 
     class Knowing(torch.nn.Module):
@@ -240,8 +242,9 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accur
     monkeypatch.setattr(type(TASKS["keys"]), "examples", noted)
     settings = SimpleNamespace(task="keys", lengths=(96, 300), eval_bytes=1)
     found = evaluation._answers(Knowing(), TEXT, settings, CPU)
+    accuracy = {"all": 1.0, "first": 0.5}.get(part, 0.0)
     assert found["accuracy"] == {"96": accuracy, "300": accuracy}
-    expected = math.exp(100 * (1 - knows))
+    expected = math.exp({"all": 0, "none": 100}.get(part, 50))
     assert found["perplexity"]["300"] == pytest.approx(expected, rel=1e-4)
 
 

@@ -20,12 +20,12 @@ import wavepe.hf
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
 from wavepe.common.errors import CommandError
-from wavepe.experiments import comparison, evaluation, training
+from wavepe.experiments import comparison, evaluation, llama
 from wavepe.experiments.data import load_text
 from wavepe.experiments.settings import Settings
-from wavepe.experiments.training import plan_of
 from wavepe.hf.learned import learned_ids
 from wavepe.training import device as devices
+from wavepe.training import loop
 from wavepe.training.device import CPU, Device
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
@@ -43,13 +43,14 @@ def like_cuda(monkeypatch):
     "spec", ["shaw", "t5", "transformer_xl", "kerple", "wavelet:scales=2,biases=true"]
 )
 def test_nothing_that_an_encoding_learns_decays(spec):
-    model = training.new_model(spec, 0, SETTINGS)
-    groups = training._optimizer(model, SETTINGS).param_groups
+    model = llama.new_model(spec, 0, SETTINGS)
+    plan = llama.plan_of(SETTINGS, spec, 0)
+    groups = plan.optimizer(model).param_groups
     decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
     learned = learned_ids(model)
     for name, weight in model.named_parameters():
         matrix = weight.dim() >= 2 and id(weight) not in learned
-        assert decay[id(weight)] == (training.WEIGHT_DECAY if matrix else 0), name
+        assert decay[id(weight)] == (plan.decay if matrix else 0), name
     assert learned
 
 
@@ -150,9 +151,9 @@ def train(path, settings=SETTINGS, read_every=1, save_every=5):
     """Train; return the losses that were shown, and the state at the end."""
     tokens, shown = load_text(str(text()), 32, 16).train, Shown()
     device = Device(CPU.place, read_every=read_every)
-    state = training.train(
-        plan_of(settings, "none", 0), settings, tokens, path, "", save_every, shown, device
-    )
+    plan, model = llama.plan_of(settings, "none", 0), llama.new_model("none", 0, settings)
+    batch_at = llama.batches(plan, settings, tokens)
+    state = loop.train(plan, model, batch_at, path, "", save_every, shown, device)
     return shown, state
 
 
@@ -169,16 +170,16 @@ def test_losses_are_read_every_few_steps(tmp_path):
 @pytest.mark.parametrize("save_every", [2, 100])
 def test_a_loss_that_is_no_number_is_found_and_not_saved(tmp_path, save_every):
     settings = dataclasses.replace(SETTINGS, learning_rate=1e30)
-    with pytest.raises(CommandError, match=r"none: the loss is .* at step 1: try a smaller lr"):
+    with pytest.raises(CommandError, match=r"none: the loss is .* at step 1: try a smaller `lr`"):
         train(tmp_path / "state", settings, 4, save_every)
     assert not (tmp_path / "state").exists()
 
 
 def test_a_gradient_that_is_no_number_is_found(tmp_path, monkeypatch):
     """The loss before its step is finite, and the weights after it are not."""
-    step = training._train_step
+    step = loop._train_step
     monkeypatch.setattr(
-        training, "_train_step", lambda *given: step(*given) * torch.tensor([1.0, math.inf])
+        loop, "_train_step", lambda *given: step(*given) * torch.tensor([1.0, math.inf])
     )
     with pytest.raises(CommandError, match="norm of its gradient inf at step 0"):
         train(tmp_path / "state", save_every=1)
@@ -187,13 +188,13 @@ def test_a_gradient_that_is_no_number_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["none", "rope", "alibi", "wavelet:scales=3", "t5"])
 def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
-    model = training.new_model(spec, 0, SETTINGS).to(DEVICE)
-    state = training.State(model, torch.optim.SGD(model.parameters(), 0.1))  # AdamW knows no "meta"
-    batch = training.Batch(torch.zeros(2, 17, dtype=torch.int64), None)
+    model = llama.new_model(spec, 0, SETTINGS).to(DEVICE)
+    state = loop.State(model, torch.optim.SGD(model.parameters(), 0.1))  # AdamW knows no "meta"
+    batch = loop.Batch(torch.zeros(2, 17, dtype=torch.int64), None)
     given = state, batch, 0.02, Device(DEVICE)
-    training._train_step(*given)
+    loop._train_step(*given)
     with Traffic() as traffic:
-        training._train_step(*given)
+        loop._train_step(*given)
     assert traffic.found == ["_to_copy copies [(2, 17), (2, 17)]"]
 
 
@@ -204,7 +205,7 @@ def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
 @pytest.mark.parametrize("order", [("cpu", "cuda"), ("cuda", "cpu")])
 def test_going_on_with_another_device_is_told_and_recorded(tmp_path, capsys, monkeypatch, order):
     labels = [{"cpu": CPU, "cuda": LIKE_CUDA}[name].label for name in order]
-    interrupt(monkeypatch, training.State, "save")
+    interrupt(monkeypatch, loop.State, "save")
     assert compare(tmp_path, "--device", order[0], **ONE) == 130
     assert f"--device {order[0]}" in capsys.readouterr().err  # of the advice how to resume
     assert compare(tmp_path, "--device", order[1], **ONE) == 0
@@ -228,7 +229,7 @@ def test_rows_of_another_device_are_told(tmp_path, capsys, monkeypatch):
 
 def test_a_folder_from_before_there_were_devices(tmp_path, monkeypatch):
     """Its states and results do not name a device, so it was the CPU."""
-    interrupt(monkeypatch, training.State, "save")
+    interrupt(monkeypatch, loop.State, "save")
     assert compare(tmp_path, **ONE) == 130
     path = tmp_path / "training" / "none-seed0.pt"
     state = torch.load(path, weights_only=True)
@@ -256,7 +257,7 @@ def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):
             "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139 GiB"
         )
 
-    monkeypatch.setattr(training, "_train_step", full)
+    monkeypatch.setattr(loop, "_train_step", full)
     said = refused(capsys, tmp_path, "--quiet", code=1)
     assert "out of memory on the GPU (asked for 20.50 GiB); lower --batch, " in said
     assert "--lengths" in said

@@ -19,7 +19,6 @@ from wavepe.cli import compare
 from wavepe.common.errors import UsageError
 from wavepe.common.labels import fold, shortened
 from wavepe.experiments import report
-from wavepe.experiments.comparison import models_of
 from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
 from wavepe.experiments.protocols import Protocol
@@ -56,12 +55,12 @@ def test_rows(text, name, trained):
     row = Row.parse(text)
     assert row.name == (name or str(wavepe.encoding(text)))
     assert str(row.trained) == trained
-    assert row.read == wavepe.encoding(text.rpartition("/")[2])
+    assert row.evaluated == wavepe.encoding(text.rpartition("/")[2])
 
 
 def test_rows_trained_alike_share_a_training():
     rows = ["rope", "rope/rope:type=yarn,factor=4", "rope:type=yarn,factor=scaled", "rope/none"]
-    (model,) = models_of(settings("--encodings", *rows))
+    (model,) = settings("--encodings", *rows).models
     assert [row.name for row in model.rows] == rows
 
 
@@ -90,7 +89,7 @@ def test_every_preset_is_a_comparison(name):
     for part in parts.values():
         assert part.seeds >= (2 if name == "larger" else 3)  # hours of two cores
         assert max(part.lengths) >= 8 * part.train_length
-        assert models_of(part)
+        assert part.models
         assert Settings.from_dict(asdict(part)) == part
     few = parsed("--preset", name, "--seeds", "1", "--encodings", "rope", "--lengths", "512")
     for part in few.values():
@@ -126,7 +125,7 @@ def test_an_option_wins_over_a_preset_and_that_over_a_size():
 def test_sizes_are_what_they_are_called(name, millions):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from wavepe.experiments.training import new_model
+    from wavepe.experiments.llama import new_model
 
     assert name in MODELS
     with torch.device("meta"):
@@ -138,14 +137,13 @@ def test_sizes_are_what_they_are_called(name, millions):
 def test_a_training_that_goes_on_sees_as_many_tokens_a_step():
     chosen = settings("--finetune", "512", "--steps", "100", "--keep", "3")
     pytest.importorskip("torch")
-    from wavepe.experiments.training import plan_of
+    from wavepe.experiments.llama import plan_of
 
     plan = plan_of(chosen, "rope:theta=10000", 0)
-    assert (plan.length, plan.batch, plan.steps, plan.batches_before) == (128, 8, 100, 0)
+    assert (plan.length, plan.batch, plan.steps) == (128, 8, 100)
     assert plan.kept_steps == (25, 50, 75)
-    more = plan_of(chosen, "rope:theta=10000/rope:theta=500", 0, base="folder")
-    assert (more.spec, more.length, more.batch, more.steps) == ("rope:theta=500", 512, 2, 10)
-    assert (more.batches_before, more.kept_steps) == (100, ())
+    more = plan_of(chosen, "rope:theta=10000/rope:theta=500", 0, continued=True)
+    assert (more.length, more.batch, more.steps, more.kept_steps) == (512, 2, 10, ())
 
 
 def test_scales_that_are_too_large_get_a_hint():
@@ -194,7 +192,8 @@ NO_PROTOCOLS = (
 def test_what_does_not_go_together(words, said):
     with pytest.raises(UsageError) as caught:
         settings(*words)
-    assert re.search(said, caught.value.message)
+    said = re.sub("--([a-z-]+)", lambda match: f"`{match[1].replace('-', '_')}`", said)
+    assert re.search(said, str(caught.value))
     assert "--" not in str(caught.value)  # arguments of a function
     assert settings("--encodings", "none/shaw", "--finetune", "256").finetune == 256
 

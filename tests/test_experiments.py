@@ -41,16 +41,16 @@ def test_a_call_gives_the_figures_of_the_command(tmp_path, capfd):
 def test_wrong_arguments_name_the_argument(tmp_path):
     out = tmp_path / "out"
     for wrong, said in (
-        ({"steps": 0}, "^steps 0: needs 1 to"),
-        ({"lr": 0}, "^lr 0: needs a positive number"),
-        ({"preset": "Wavelets"}, r"preset Wavelets: needs .*, did you mean 'wavelet'\?"),
-        ({"lengths": [16, 16]}, "^lengths 16: given twice"),
-        ({"encodings": []}, "^encodings: needs at least one"),
+        ({"steps": 0}, "^`steps` 0: needs 1 to"),
+        ({"lr": 0}, "^`lr` 0: needs a positive number"),
+        ({"preset": "Wavelets"}, r"`preset` Wavelets: needs .*, did you mean 'wavelet'\?"),
+        ({"lengths": [16, 16]}, "^`lengths` 16: given twice"),
+        ({"encodings": []}, "^`encodings`: needs at least one"),
     ):
         with pytest.raises(ValueError, match=said):
             compare(**{"encodings": "none", "out": out, **TINY, **wrong})
     assert not out.exists()
-    with pytest.raises(ValueError, match=r"^data '': no such file"):
+    with pytest.raises(ValueError, match=r"^`data` '': no such file"):
         adapt(tmp_path, out, "alibi", data="")
 
 
@@ -65,7 +65,7 @@ def test_the_docstring_tells_the_defaults():
 
 @pytest.mark.parametrize("function", [compare, adapt])
 def test_every_parameter_is_an_option(function):
-    parser = _parser(function.__name__)
+    parser = _parser(function.__name__, {})
     actions = next(a for a in parser._actions if a.choices).choices[function.__name__]._actions
     options = {action.dest for action in actions}
     assert set(inspect.signature(function).parameters) - {"progress"} <= options

@@ -371,7 +371,7 @@ def test_a_folder_of_another_adaptation(tmp_path):
         ({"max_grad_norm": 2.0}, r"max_grad_norm not given there, 2\.0 here"),
         ({"lora": 2}, "lora not given there, 2 here"),
     ):
-        wanted = rf"settings \({changes}\): give another folder, or train its model on: give"
+        wanted = rf"settings \({changes}\): give another folder, or give its model"
         with pytest.raises(ValueError, match=wanted):
             adapt(stock(), **{**given, **options})
     (tmp_path / "checkpoints/adapted").mkdir(parents=True)  # it is not finished

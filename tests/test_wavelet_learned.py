@@ -310,7 +310,7 @@ def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from safetensors.torch import load_file
     from wavepe.cli import main
-    from wavepe.experiments import training
+    from wavepe.training import loop
 
     assert main(compare(tmp_path / "whole", text)) == 0
     taken = []
@@ -321,10 +321,10 @@ def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
         taken.append(state.step)
         return step(state, *args)
 
-    step = training._train_step
-    monkeypatch.setattr(training, "_train_step", stop_at_ten)
+    step = loop._train_step
+    monkeypatch.setattr(loop, "_train_step", stop_at_ten)
     assert main(compare(tmp_path / "cut", text)) == 130
-    monkeypatch.setattr(training, "_train_step", step)
+    monkeypatch.setattr(loop, "_train_step", step)
     (state,) = (tmp_path / "cut" / "training").iterdir()
     import torch
 

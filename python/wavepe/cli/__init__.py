@@ -159,8 +159,9 @@ def _make_streams_safe() -> None:
 
 def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]:
     """Run the command; return its exit code and the message for stderr."""
+    flags: dict[str, str] = {}  # argument -> its option, or the name that the help gives it
     try:
-        args, unknown = _parser(command).parse_known_args(argv)
+        args, unknown = _parser(command, flags).parse_known_args(argv)
         if unknown:
             options = [f"--{key.replace('_', '-')}" for key in vars(args)]
             close = suggestion(unknown[0].partition("=")[0], options, _OTHER_NAMES)
@@ -172,7 +173,8 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
     except CommandError as error:
-        return error.code, f"error: {error.message}"
+        text = re.sub(r"`(\w+)`", lambda match: flags.get(match[1], match[0]), str(error))
+        return error.code, f"error: {text}"
     except KeyboardInterrupt:
         resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command in _RESUMING else ""
         return _INTERRUPTED, f"interrupted{resumes}"
@@ -201,8 +203,8 @@ def _results_alone(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """Return the parser. It loads only the module of the command that will run."""
+def _parser(command: str | None, flags: dict[str, str]) -> argparse.ArgumentParser:
+    """Return the parser, and fill `flags`. Only the module of the command is loaded."""
     parser = _Parser(
         prog="wavepe",
         description="Position encodings for transformers: wavelets, RoPE, ALiBi and relatives.",
@@ -213,5 +215,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:
             importlib.import_module(f".{name}", __name__).add_arguments(sub)
+            flags.update({a.dest: (a.option_strings or [str(a.metavar)])[0] for a in sub._actions})
             sub.epilog = "\n".join(filter(None, (sub.epilog, f"example: {_EXAMPLES[name]}")))
     return parser

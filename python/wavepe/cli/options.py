@@ -27,16 +27,15 @@ class Number(argparse.Action):
         super().__init__(*args, **{"metavar": self.sign, **options})
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        name = self.option_strings[0]
         try:
-            found = self.read(name, values or self.const, **self.limits)
+            numbers = self.read(self.dest, values or self.const, **self.limits)
         except UsageError as error:
             swallowed = self.nargs and any(map(os.path.isdir, values))
             advice = "; write MODEL before options that take several values" * bool(swallowed)
-            raise UsageError(error.message + advice) from None
-        if not self.nargs and len(found) > 1:
-            raise UsageError(f"{name} {values}: needs one number")
-        setattr(namespace, self.dest, found if self.nargs else found[0])
+            raise UsageError(f"{error}{advice}") from None
+        if not self.nargs and len(numbers) > 1:
+            raise UsageError(f"`{self.dest}` {values}: needs one number")
+        setattr(namespace, self.dest, numbers if self.nargs else numbers[0])
 
 
 class Reals(Number):

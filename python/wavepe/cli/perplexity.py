@@ -53,7 +53,7 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
 
 
 def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
-    found = Protocol.parse(args.protocol, trained_length or 0, "--protocol")
+    found = Protocol.parse(args.protocol, trained_length or 0, "protocol")
     if found.window == 0:
         raise UsageError(
             f"--protocol {args.protocol}: needs a window, such as {found.name}:512, because the "

@@ -1,4 +1,7 @@
-"""Errors that end an experiment or a command: a message, and the exit code of a command."""
+"""Errors that end an experiment or a command: a message, and the exit code of a command.
+
+A message names an argument in backticks, `lengths`. The command line shows it as an option.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,18 @@ from .runtime import command_for
 # The OpenMP runtime keeps all threads on one stack, and crashes with too many: 20,000 end the
 # process, 100,000 are a segmentation fault. No machine that we know gains from more than this.
 MOST_THREADS = 1024
-# The messages of torch and NumPy for something too large; only MemoryError has its own type.
-_SIZE = re.compile(r"allocate ([\d.]*\d)\.? (\w+)")
+# The messages of torch, NumPy and C++ for something too large; only MemoryError has its own type.
+_SIZE = re.compile(r"(?:allocate|asked for) ([\d.]*\d)\.? (\w+)")
 _TOO_LARGE = re.compile(
-    rf"{_SIZE.pattern}|out of memory|integer multiplication overflow"
+    rf"{_SIZE.pattern}|out of memory|multiplication overflow|std::bad_alloc"
     r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
 )
-_OPTION = re.compile(r"(?<!\S)--(?=[a-z])([a-z-]+)")
 
 
 class CommandError(Exception):
-    """An error that ends the command with its message on stderr.
-
-    `message` names options as on the command line. `str` names them as the arguments of a function.
-    """
+    """An error that ends the command with its message on stderr."""
 
     code = 1
-
-    @property
-    def message(self) -> str:
-        return str(self.args[0])
-
-    def __str__(self) -> str:
-        return _OPTION.sub(lambda found: found[1].replace("-", "_"), self.message)
 
 
 class UsageError(CommandError, ValueError):
@@ -41,10 +33,10 @@ class UsageError(CommandError, ValueError):
     code = 2
 
 
-def thread_count(option: str, value: int) -> int:
+def thread_count(value: int) -> int:
     """Return `value`; UsageError if so many threads could crash the process."""
     if not 1 <= value <= MOST_THREADS:
-        raise UsageError(f"{option} {value}: needs 1 to {MOST_THREADS}")
+        raise UsageError(f"`threads` {value}: needs 1 to {MOST_THREADS}")
     return value
 
 
@@ -60,7 +52,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 def require(what: str, **parts: str) -> None:
     """Raise CommandError unless every module is installed; `parts` are module=extra."""
-    missing = {name: extra for name, extra in parts.items() if not _found(name)}
+    missing = {name: extra for name, extra in parts.items() if not _is_installed(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
         raise CommandError(f"{what} needs {' and '.join(missing)}: {command_for(extras)}")
@@ -75,7 +67,7 @@ def need_matplotlib(what: str) -> None:
         raise CommandError(f"matplotlib: {error}") from error
 
 
-def _found(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ValueError:  # a module without a spec, such as a fake one in tests

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wavepe
 
-from ..common.errors import UsageError, need_matplotlib, require
+from ..common.errors import CommandError, UsageError, need_matplotlib, require
 from ..common.files import new_file
-from ..training.folder import results_of_adapt
 from . import model as models
 from .numbers import integer, integers, reals
 from .tables import markdown_rows
@@ -26,8 +26,6 @@ _ROWS = {
     "swapped": "swapped",
     "adapted": "swapped, fine-tuned",
 }
-_OPTIONS = {"batch_size": "--batch", "learning_rate": "--lr", "use_cpu": "--device cpu:",
-            "model": "SOURCE", "weights": "SOURCE", "encoding": "ENCODING"}  # fmt: skip
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
     "wavepe perplexity, and wavepe convert."
@@ -36,7 +34,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, repr=False)
 class Adaptation:
-    """What `adapt` returns.
+    """The adapted model, and the table of its perplexities.
 
     Attributes
     ----------
@@ -57,9 +55,11 @@ class Adaptation:
 
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each state of the model: "model", and for each length the perplexity."""
-        found = self.adapted.perplexity
+        figures = self.adapted.perplexity
         return [
-            {"model": label, **found[name]} for name, label in self._labels.items() if name in found
+            {"model": label, **figures[name]}
+            for name, label in self._labels.items()
+            if name in figures
         ]
 
     def to_json(self) -> str:
@@ -73,8 +73,8 @@ class Adaptation:
         from ..analysis.plots import perplexity_by_length
 
         runs = [
-            {"encoding": self._labels[name], "seed": 0, "perplexity": found}
-            for name, found in self.adapted.perplexity.items()
+            {"encoding": self._labels[name], "seed": 0, "perplexity": figures}
+            for name, figures in self.adapted.perplexity.items()
         ]
         trained = self.adapted.settings["length"]
         with new_file(Path(path)) as new:
@@ -92,12 +92,12 @@ class Adaptation:
         done = self.adapted
         again = f", {done.passes:.2g} times the text," if done.passes > 1 else ""
         trained = f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s."
-        found = [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained]
+        lines = [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained]
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
-            found.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
+            lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
         scaled = getattr(wavepe.encoding(done.encoding).rotary, "type", None)
-        return [*found, *([] if scaled else [_ADVICE])]
+        return [*lines, *([] if scaled else [_ADVICE])]
 
     def __repr__(self) -> str:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
@@ -195,79 +195,60 @@ def adapt(
         A package is missing, or a model cannot be loaded.
     """
     require("wavepe adapt", **models.PARTS, accelerate="hf")
-    reals("--lr", lr)
-    folder = _target(target)
+    reals("lr", lr)
     for name, value, least in (
-        ("--tokens", tokens, 1), ("--length", length, 2), ("--batch", batch, 1),
-        ("--seed", seed, 0), ("--held-out", held_out, 2), ("--lora", lora, 1),
+        ("tokens", tokens, 1), ("length", length, 2), ("batch", batch, 1), ("seed", seed, 0),
+        ("held_out", held_out, 2), ("lora", lora, 1),
     ):  # fmt: skip
         if value is not None:
             integer(name, value, least)
-    wanted = integers("--lengths", lengths, 2) if lengths else None
-    training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
-    training = {name: True for name, value in training.items() if value}
+    lengths = integers("lengths", lengths, 2) if lengths else None
     from ..hf import encoding_of, families
     from ..training import adapting, recipes, trainer
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
+    trainer.check_folder(Path(target))
     check_data(data)
     models.check_folder(source)
     with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
         source_encoding = encoding_of(loaded.model)
         word = "stock" if source_encoding is None else "source"
         labels = {name: label.format(word) for name, label in _ROWS.items()}
-        last = max(held_out or adapting.HELD_OUT, *(wanted or (2 * length,)))
+        last = max(held_out or adapting.HELD_OUT, *(lengths or (2 * length,)))
         ids = first_and_last_tokens(loaded, data, tokens, last)
         if held_out is None and len(ids) >= tokens + last:
             held_out = last  # of a shorter text adapt takes a quarter
+        training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
         with Report(quiet=not progress) as report:
-            begun: dict[str, Any] = {}
+            bars: dict[str, Any] = {}
 
-            def told(what: str, done: int, total: int) -> None:
-                if what not in begun:
+            def report_progress(what: str, done: int, total: int) -> None:
+                if what not in bars:
                     name, _, size = what.partition(", ")
                     doing = f"measuring at {size}" if size else "training"
-                    begun[what] = report.begin(f"{labels[name]}: {doing}")
-                begun[what](done, total)
+                    bars[what] = report.begin(f"{labels[name]}: {doing}")
+                bars[what](done, total)
 
             try:
                 base = families.decoder(loaded.model)
                 chosen = recipes.choose(recipe, encoding, base, length, source_encoding)
                 report.say(f"encoding: {chosen.encoding}; recipe {chosen.why}")
-                done = adapting.adapt(
+                adapted = adapting.adapt(
                     loaded.model, encoding, ids, tokens=tokens, length=length, recipe=recipe,
-                    folder=folder, tokenizer=loaded.tokenizer, lengths=wanted, held_out=held_out,
-                    batch_size=batch, learning_rate=lr, lora=lora, control=control, seed=seed,
-                    progress=told, use_cpu=device == "cpu", **training,
+                    folder=Path(target), tokenizer=loaded.tokenizer, lengths=lengths,
+                    held_out=held_out, batch_size=batch, learning_rate=lr, lora=lora,
+                    control=control, seed=seed, progress=report_progress, use_cpu=device == "cpu",
+                    **{name: True for name, value in training.items() if value},
                 )  # fmt: skip
-            except trainer.OtherSettings as error:
-                raise UsageError(error.told(_OPTIONS, f"wavepe adapt {target} NEW ...")) from error
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error
-            if not begun:
+            if not bars:
                 report.say(f"{target} is finished already: nothing was left to do")
-        title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
-        return _reported(Adaptation(folder, done, title, loaded.name, labels, loaded.unit))
-
-
-def _target(given: str | Path) -> Path:
-    """Return the folder; UsageError if it holds something else than an adaptation."""
-    target = Path(given)
-    if target.is_file():
-        raise UsageError(f"TARGET {given}: is a file; needs a folder")
-    if target.is_dir() and any(target.iterdir()) and results_of_adapt(target) is None:
-        raise UsageError(f"TARGET {given}: is not empty, and holds no adaptation to go on with")
-    return target
-
-
-def _reported(done: Adaptation) -> Adaptation:
-    """Write report.md, and perplexity.png if matplotlib is installed; return `done`."""
-    with new_file(done.folder / "report.md") as new:
-        new.write_text(str(done), "utf-8")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return done
-    done.plot(done.folder / "perplexity.png")
-    return done
+    title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
+    result = Adaptation(Path(target), adapted, title, loaded.name, labels, loaded.unit)
+    with new_file(result.folder / "report.md") as new:
+        new.write_text(str(result), "utf-8")
+    with suppress(CommandError):  # matplotlib is missing
+        result.plot(result.folder / "perplexity.png")
+    return result

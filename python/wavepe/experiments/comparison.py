@@ -8,54 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 import wavepe
 
 from ..common.errors import CommandError, UsageError
-from ..training.folder import RunFolder, model_name
+from ..hf.folder import note_perplexities
+from ..training import loop
+from ..training.device import Device
+from ..training.folder import ComparisonFolder, model_name, read_json, write_json
+from . import evaluation
 from .data import Text, evaluation_bytes
 from .environment import environment
+from .llama import batches, continued_model, new_model, plan_of
 from .report import summary_of
-from .rows import Row
-from .settings import Settings, hints
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..training.device import Device
+from .rows import Model, Row
+from .settings import Settings
 
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Model:
-    """One training, and the rows that are evaluated with it."""
-
-    spec: str
-    seed: int
-    rows: tuple[Row, ...]
-
-    @property
-    def name(self) -> str:
-        return model_name(self.spec, self.seed)
-
-    @property
-    def trainings(self) -> list[str]:
-        """Return the names of this training and of the trainings that continue it."""
-        return list(dict.fromkeys([self.spec, *(row.continued for row in self.rows)]))
-
-
-def models_of(settings: Settings) -> list[Model]:
-    """Return the trainings; rows whose encodings train alike share one."""
-    rows: dict[str, list[Row]] = {}
-    for row in settings.rows:
-        rows.setdefault(str(row.trained), []).append(row)
-    return [
-        Model(spec, seed, tuple(alike))
-        for seed in range(settings.seeds)
-        for spec, alike in rows.items()
-    ]
 
 
 @dataclass(frozen=True)
@@ -64,7 +36,7 @@ class Work:
 
     settings: Settings
     text: Text
-    folder: RunFolder
+    folder: ComparisonFolder
     threads: int
     save_every: int
     device: Device
@@ -75,78 +47,76 @@ class Work:
         return evaluation_bytes(self.text.held_out, self.settings.lengths, self.settings.eval_bytes)
 
     def run(
-        self,
-        model: Model,
-        rows: Sequence[str],
-        tell: Callable[..., None],
-        keep: Callable[[Result], None],
+        self, model: Model, rows: Sequence[str], tell: loop.Tell, save: Callable[[Result], None]
     ) -> None:
-        """Train the model unless it exists; evaluate `rows`, and pass results to `keep`.
-
-        `tell` gets the progress: the name of a method of `progress.Report` and its arguments.
-        """
-        from ..hf.folder import note_perplexities
-
+        """Train the model unless it exists; evaluate `rows`, and pass each result to `save`."""
         checkpoint, facts = self._trained(model.spec, model.seed, 0, tell)
-        for place, row in enumerate(model.rows):
+        for number, row in enumerate(model.rows):
             if row.name not in rows:
                 continue
             began = time.perf_counter()
             result, evaluated = self._evaluated(checkpoint, row, tell), checkpoint
             seconds = facts["seconds"] + time.perf_counter() - began
             if self.settings.finetune:
-                before = self.settings.steps + place * self.settings.finetune_steps
-                then = row.continued, model.seed, before, tell, checkpoint
-                evaluated, more = self._trained(*then)
+                before = self.settings.steps + number * self.settings.finetune_steps
+                evaluated, more = self._trained(row.continued, model.seed, before, tell, checkpoint)
                 result = {**self._evaluated(evaluated, row, tell), "before": result}
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
-            keep({**result, "seconds": round(seconds, 3)})
-            note_perplexities(evaluated, str(row.read), result["perplexity"])
-            found = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
-            tell("note", f"{row.name}: perplexity at {found}, in {seconds:.0f} s")
+            save({**result, "seconds": round(seconds, 3)})
+            note_perplexities(evaluated, str(row.evaluated), result["perplexity"])
+            figures = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
+            tell("note", f"{row.name}: perplexity at {figures}, in {seconds:.0f} s")
 
     def _trained(
-        self, spec: str, seed: int, before: int, tell: Callable[..., None], base: Path | None = None
+        self, name: str, seed: int, before: int, tell: loop.Tell, base: Path | None = None
     ) -> tuple[Path, dict[str, Any]]:
         """Return the checkpoint of a training and its training.json; train now if it is missing.
 
         It begins after `before` steps of the same model. With the checkpoint `base`, it continues
         that training on longer text.
         """
-        from .training import plan_of, train
-
-        name, found = model_name(spec, seed), self.folder.trained(spec, seed)
-        plan = plan_of(self.settings, spec, seed, base)
-        if found is not None:
-            self.folder.discard_training(name)
+        settings, folder, place = self.settings, self.folder, model_name(name, seed)
+        plan = plan_of(settings, name, seed, continued=base is not None)
+        if (finished := folder.trained(name, seed)) is not None:
+            folder.discard_training(place)
             tell("skip", before + plan.steps)
-            tell("note", f"{spec}: trained before, {found[0]}{self._elsewhere(found[1])}")
-            return found
-        tell("doing", spec)
+            tell("note", f"{name}: trained before, {finished[0]}{self._elsewhere(finished[1])}")
+            return finished
+        tell("doing", name)
 
-        def told(event: str, *values: Any) -> None:
+        def tell_steps(event: str, *values: Any) -> None:
             if event in ("step", "skip"):  # the steps of this training, among those of the model
                 values = (before + values[0], *values[1:])
             tell(event, *values)
 
-        state = train(
-            plan, self.settings, self.text.train, self.folder.training(name), self.folder.run,
-            self.save_every, told, self.device,
-            lambda model, step: self.folder.keep(f"{name}-step{step}", model.save_pretrained),
+        # Created on the CPU, so that the weights are the same on every device
+        if base is None:
+            model = new_model(name, seed, settings)
+        else:
+            model = continued_model(base, name.rpartition("/")[2], seed)
+        text = batches(plan, settings, self.text.train, 0 if base is None else settings.steps)
+
+        def keep(model: Any, step: int) -> None:
+            folder.save(f"{place}-step{step}", model.save_pretrained)
+
+        state = loop.train(
+            plan, model, text, folder.training(place), folder.run, self.save_every, tell_steps,
+            self.device, keep,
         )  # fmt: skip
         facts = {
-            "spec": spec, "seed": seed, "steps": state.step, "run": self.folder.run,
+            "spec": name, "seed": seed, "steps": state.step, "run": folder.run,
             "loss": round(state.loss, 4), "seconds": round(state.seconds, 3),
             "variants": state.variants, "devices": state.devices,
         }  # fmt: skip
 
         def save(path: Path) -> None:
             state.model.save_pretrained(path)
-            self.folder.write_json(path / "training.json", facts)
+            write_json(path / "training.json", facts)
 
-        self.folder.finish(name, save)
-        return self.folder.checkpoint(name), facts
+        folder.save(place, save)
+        folder.discard_training(place)
+        return folder.checkpoint(place), facts
 
     def _elsewhere(self, facts: dict[str, Any]) -> str:
         """Return a remark if the model was trained on another device; else an empty text."""
@@ -155,90 +125,76 @@ class Work:
             return ""
         return f", on {' and '.join(devices)}: figures may differ from those of {label}"
 
-    def _evaluated(self, checkpoint: Path, row: Row, tell: Callable[..., None]) -> Result:
+    def _evaluated(self, checkpoint: Path, row: Row, tell: loop.Tell) -> Result:
         """Return the measurements of the checkpoint with the encoding of the row."""
-        from . import evaluation
-
         tell("doing", f"evaluating {row.name}")
         kept = self.folder.kept(checkpoint.name) if self.settings.bands else {}
         result = evaluation.evaluate(
-            checkpoint, str(row.read), self.evaluated, self.settings, self.device, kept
+            checkpoint, str(row.evaluated), self.evaluated, self.settings, self.device, kept
         )
         for values in (result["perplexity"], *result.get("protocols", {}).values()):
             for length, value in values.items():
                 if not math.isfinite(value):
                     raise CommandError(
-                        f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
+                        f"{row.name}: the perplexity at {length} is {value}: try a smaller `lr`"
                     )
         return result
 
 
 class Comparison:
-    """Runs the missing trainings and evaluations in order, and keeps results.json up to date."""
+    """The trainings of a comparison, and its results.json."""
 
     def __init__(self, work: Work) -> None:
         self.work, self.settings, self.folder = work, work.settings, work.folder
-        folder, lengths = self.folder, self.settings.lengths
-        before = folder.read(folder.results)
-        before = {"runs": [], "environment": {}} if before is None else before
-        try:
-            self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
-            whole = [run["perplexity"][str(n)] for run in before["runs"] for n in lengths]
-            same = before["environment"].get("run", folder.run) == folder.run
-            self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
-            # Old results do not name their device: it was the CPU.
-            used = before["environment"].get("devices", ["cpu"] if self.done else [])
-            self.devices = {*used, work.device.label}
-            if not (same and all(isinstance(value, float) for value in whole)):
-                raise TypeError
-        except (KeyError, TypeError, AttributeError):
-            raise UsageError(
-                f"{folder.results} belongs to another comparison: remove it, or give another --out"
-            ) from None
-        self.models = models_of(self.settings)
+        self.models = self.settings.models
+        self.done, self.variants, self.devices = self._stored()
         for model in self.models:
-            if folder.trained(model.spec, model.seed) is None:
+            if self.folder.trained(model.spec, model.seed) is None:
                 for row in model.rows:  # their model is gone
                     self.done.pop((row.name, model.seed), None)
 
-    def run(self, jobs: int, imports: Sequence[str], quiet: bool, part: str = "") -> Result:
-        """Train and evaluate; return the content of results.json at the end.
+    def _stored(self) -> tuple[dict[tuple[str, int], Result], set[str], set[str]]:
+        """Return the results that the folder holds, and the variants and devices of all of them."""
+        folder, variants, devices = self.folder, {wavepe.variant()}, {self.work.device.label}
+        stored = read_json(folder.results)
+        if stored is None:
+            return {}, variants, devices
+        try:
+            done = {(run["encoding"], run["seed"]): run for run in stored["runs"]}
+            lengths = map(str, self.settings.lengths)
+            figures = [run["perplexity"][n] for n in lengths for run in stored["runs"]]
+            about = stored["environment"]
+            same = about.get("run", folder.run) == folder.run
+            variants |= set(about.get("variants", ()))
+            # Old results do not name their device: it was the CPU.
+            devices |= set(about.get("devices", ["cpu"] if done else []))
+            if not (same and all(isinstance(value, float) for value in figures)):
+                raise TypeError
+        except (KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{folder.results} belongs to another comparison: remove it, or give another `out`"
+            ) from None
+        return done, variants, devices
 
-        `part` is the name of this comparison, if there are several.
-        """
-        from .progress import Report
-
-        steps = [
-            self.settings.steps + len(model.rows) * self.settings.finetune_steps
-            for model in self.models
-        ]
-        with Report(steps, quiet=quiet, part=part) as report:
-            for hint in hints(self.settings):
-                report.say(f"hint: {hint}")
-            if jobs > 1:
-                from .jobs import run_jobs
-
-                run_jobs(self, jobs, imports, report)
-            else:
-                for number, model in enumerate(self.models):
-                    self.work.run(model, self.missing(model), report.teller(number), self.keep)
-        results = self.folder.read(self.folder.results)
-        assert results is not None  # every comparison has a row
-        return results
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps of each model, with those of further training."""
+        more = self.settings.finetune_steps
+        return [self.settings.steps + len(model.rows) * more for model in self.models]
 
     def missing(self, model: Model) -> list[str]:
         """Return the names of the model's rows that have no result yet."""
         return [row.name for row in model.rows if (row.name, model.seed) not in self.done]
 
-    def keep(self, result: Result) -> None:
+    def save(self, result: Result) -> None:
         """Add the result of a row to results.json."""
         self.done[result["encoding"], result["seed"]] = result
-        self.folder.write_json(self.folder.results, self._results())
+        write_json(self.folder.results, self._results())
 
     def _results(self) -> Result:
         settings, text = self.settings, self.work.text
         wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
-        found = [
+        checkpoints = [
             self.folder.trained(name, model.seed)
             for model in self.models
             for name in (model.trainings if settings.finetune else [model.spec])
@@ -267,7 +223,7 @@ class Comparison:
                     "evaluated_bytes": len(self.work.evaluated),
                 },
                 "settings": asdict(settings),
-                "models": {f"checkpoints/{p.name}": facts for p, facts in filter(None, found)},
+                "models": {f"checkpoints/{p.name}": x for p, x in filter(None, checkpoints)},
                 "complete": all(key in self.done for key in wanted),
             },
         }

@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from ..common.errors import UsageError
-from ..training.folder import is_run, results_of_adapt
+from ..training.folder import results_of_adapt, settings_of_comparison
 
 SPLITS = ("test", "validation")
 # The fraction of the text in each split.
@@ -52,7 +52,7 @@ def load_text(
         read_bytes = sum(map(len, files.values()))
     else:
         if not str(path):
-            raise UsageError("--data: needs the name of a file or a folder, got an empty name")
+            raise UsageError("`data`: needs the name of a file or a folder, got an empty name")
         files, description, read_bytes = _read(Path(path))
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
@@ -111,7 +111,7 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
         if name.endswith(".py") and not _NOT_LIBRARY.intersection(name.split("/"))
     }
     if not files:
-        raise UsageError(f"the standard library at {root} holds no sources: give --data PATH")
+        raise UsageError(f"the standard library at {root} holds no sources: give `data`")
     return files, "the Python standard library's sources"
 
 
@@ -120,16 +120,16 @@ def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
         content = _bytes(path)
         if b"\0" in content:
             raise UsageError(
-                f"--data {path}: needs a text, but byte {content.index(0)} of this file is NUL"
+                f"`data` {path}: needs a text, but byte {content.index(0)} of this file is NUL"
             )
         return {path.name: content}, str(path), len(content)
     if not path.is_dir():
         what = "is a device" if path.exists() else "no such file or folder"
-        raise UsageError(f"--data {path}: {what}")
+        raise UsageError(f"`data` {path}: {what}")
     read = {name: _bytes(file) for name, file in walk(path)}
     files = {name: content for name, content in read.items() if content and b"\0" not in content}
     if not files:
-        raise UsageError(f"--data {path}: holds no text files")
+        raise UsageError(f"`data` {path}: holds no text files")
     return files, f"the text files of {path}", sum(map(len, read.values()))
 
 
@@ -141,7 +141,7 @@ def walk(root: Path) -> list[tuple[str, Path]]:
     """
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):
-        if is_run(names) or results_of_adapt(Path(folder)):
+        if settings_of_comparison(Path(folder)) or results_of_adapt(Path(folder)):
             subfolders.clear()
             continue
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

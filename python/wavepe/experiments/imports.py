@@ -1,4 +1,4 @@
-"""``--import``: a user's own code that registers encodings or wavelets before specs are read."""
+"""`imports`: a user's own code that registers encodings or wavelets before specs are read."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
         is_file = name.endswith(".py")
         if not is_file and (not name or name.startswith(".")):
             raise UsageError(
-                f"--import {name!r}: needs a path that ends in .py, or a module's full name"
+                f"`imports` {name!r}: needs a path that ends in .py, or a module's full name"
             )
         path = Path(name)
         if is_file and not path.is_file():
-            raise UsageError(f"--import {path}: no such file")
+            raise UsageError(f"`imports` {path}: no such file")
         label = path.name if is_file else name
         if label in found:
-            raise UsageError(f"--import {name}: {label} is given twice")
+            raise UsageError(f"`imports` {name}: {label} is given twice")
         try:
             module = _from_file(path) if is_file else importlib.import_module(name)
         except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
         except BaseException as error:  # SystemExit, too
             missing = isinstance(error, ModuleNotFoundError) and error.name == name
             hint = " (the path of a file ends in .py)" if missing else ""
-            raise UsageError(f"--import {name}: {_what_happened(error, path)}{hint}") from error
+            raise UsageError(f"`imports` {name}: {_what_happened(error, path)}{hint}") from error
         found[label] = _digest(module)
     return tuple(f"{label} {digest}" for label, digest in found.items())
 

@@ -27,8 +27,9 @@ from ..common.files import interrupt_on_signals
 from .imports import import_all
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, Model, Work
+    from .comparison import Comparison, Work
     from .progress import Report
+    from .rows import Model
 
 # The worker gets the import path of this process; with -m it would search the current folder first.
 _WORKER = (
@@ -39,6 +40,11 @@ _WORKER = (
 
 def run_jobs(comparison: Comparison, jobs: int, imports: Sequence[str], report: Report) -> None:
     """Train and evaluate every model of the comparison, `jobs` of them at a time."""
+    if jobs == 1:
+        for number, model in enumerate(comparison.models):
+            rows = comparison.missing(model)
+            comparison.work.run(model, rows, report.teller(number), comparison.save)
+        return
     waiting = list(enumerate(comparison.models))
     workers: list[Worker] = []
     try:
@@ -87,7 +93,7 @@ class Worker:
 
     def __init__(self, comparison: Comparison, imports: Sequence[str]) -> None:
         self.pipe, theirs = Pipe()
-        kept = [theirs.fileno(), *comparison.folder.held]
+        kept = [theirs.fileno(), comparison.folder.lock]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(theirs.fileno()), *sys.path],
             stdin=subprocess.PIPE, pass_fds=kept, start_new_session=True,
@@ -124,7 +130,7 @@ class Worker:
         if kind == "error":
             raise values[0]
         if kind == "result":
-            self.comparison.keep(*values)
+            self.comparison.save(*values)
         elif kind != "done":
             self.tell(kind, *values)
         return kind == "done"
@@ -153,7 +159,7 @@ def work(handle: int) -> int:
         memory = out_of_memory(error)
         if memory is None:
             raise
-        say("error", CommandError(f"{memory}; lower --jobs, --batch, --train-length or --lengths"))
+        say("error", CommandError(f"{memory}; lower `jobs`, `batch`, `train_length` or `lengths`"))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import CommandError, UsageError, out_of_memory, thread_count
 from ..common.files import leading_names
-from ..training.folder import is_run
+from ..training.folder import RESULTS, read_json, settings_of_comparison
 from .imports import import_all
 
 if TYPE_CHECKING:
@@ -116,11 +115,11 @@ def check_folder(given: str | Path) -> None:
     if not path.is_dir():
         raise UsageError(f"MODEL {given}: is a file; needs the folder with the config.json")
     if not (path / "config.json").is_file():
-        found = sorted(path.glob("checkpoints/*/config.json"))
-        if is_run([file.name for file in path.iterdir()]) and found:
+        checkpoints = sorted(path.glob("checkpoints/*/config.json"))
+        if settings_of_comparison(path) and checkpoints:
             raise UsageError(
                 f"MODEL {given}: is the folder of a comparison; give one of its models, such as "
-                f"{found[0].parent}"
+                f"{checkpoints[0].parent}"
             )
         raise UsageError(f"MODEL {given}: holds no config.json")
 
@@ -139,7 +138,7 @@ def opened(
     from ..training.device import device_named, torch_threads
 
     place = device_named(device)
-    with torch_threads(None if threads is None else thread_count("--threads", threads)):
+    with torch_threads(None if threads is None else thread_count(threads)):
         model = load_model(path)
         tokenizer = _load_tokenizer(path, model)
         yield Model(path, model.to(place.place), tokenizer, place, _comparison(path))
@@ -194,15 +193,12 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
 def _comparison(path: Path) -> dict[str, Any] | None:
     """Return the settings of the comparison that holds a checkpoint, and its "text"."""
     folder = path.resolve().parent
-    found = None
-    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-        settings = json.loads((folder.parent / "settings.json").read_text("utf-8"))
-        needed = {"lengths", "train_length", "eval_bytes", "text_sha256"}
-        if folder.name == "checkpoints" and needed <= settings.keys():
-            found = settings
-            results = json.loads((folder.parent / "results.json").read_text("utf-8"))
-            found["text"] = results["environment"]["data"]
-    return found
+    settings = settings_of_comparison(folder.parent) if folder.name == "checkpoints" else None
+    if settings is None or not {"lengths", "train_length", "eval_bytes"} <= settings.keys():
+        return None
+    with contextlib.suppress(UsageError, KeyError, TypeError):
+        settings["text"] = read_json(folder.parent / RESULTS)["environment"]["data"]
+    return settings
 
 
 def _one_line(error: BaseException) -> str:

@@ -22,53 +22,53 @@ def whole_number(text: str) -> int:
         return int(found)
 
 
-def integer(option: str, value: Any, least: int) -> int:
+def integer(name: str, value: Any, least: int) -> int:
     """Return `value` as an int; UsageError if it is none, below `least`, or 2^31 and more."""
     try:
         found = whole_number(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
-        raise UsageError(f"{option} {value}: needs integers") from None
+        raise UsageError(f"`{name}` {value}: needs integers") from None
     if not least <= found < _TOO_MANY:
-        raise UsageError(f"{option} {value}: needs {least} to {_TOO_MANY - 1}")
+        raise UsageError(f"`{name}` {value}: needs {least} to {_TOO_MANY - 1}")
     return found
 
 
-def integers(option: str, values: Any, least: int = 1) -> list[int]:
-    """Return the integers of an option; UsageError if one is wrong or given twice."""
-    return once(option, [integer(option, word, least) for word in words(option, values)])
+def integers(name: str, values: Any, least: int = 1) -> list[int]:
+    """Return the integers of an argument; UsageError if one is wrong or given twice."""
+    return once(name, [integer(name, word, least) for word in words(name, values)])
 
 
-def reals(option: str, values: Any, most: float = math.inf) -> list[float]:
-    """Return the numbers of an option; UsageError if one is wrong or given twice.
+def reals(name: str, values: Any, most: float = math.inf) -> list[float]:
+    """Return the numbers of an argument; UsageError if one is wrong or given twice.
 
     Each must be from 0 to `most`; without `most`, above 0 and finite.
     """
     wanted = "numbers above 0" if most == math.inf else f"numbers from 0 to {most:g}"
     found = []
-    for word in words(option, values):
+    for word in words(name, values):
         try:
             value = float(word)
         except ValueError:
             value = math.nan
         if not 0 <= value <= most or (most == math.inf and value in (0, math.inf)):
-            raise UsageError(f"{option} {word}: needs {wanted}")
+            raise UsageError(f"`{name}` {word}: needs {wanted}")
         found.append(value)
-    return once(option, found)
+    return once(name, found)
 
 
-def words(option: str, values: Any) -> list[Any]:
+def words(name: str, values: Any) -> list[Any]:
     """Return the values, or the words of texts; UsageError if there are none."""
     found: list[Any] = []
     for value in [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values:
         found += value.replace(",", " ").split() if isinstance(value, str) else [value]
     if not found:
-        raise UsageError(f"{option}: needs at least one")
+        raise UsageError(f"`{name}`: needs at least one")
     return found
 
 
-def once(option: str, values: list[Any]) -> list[Any]:
+def once(name: str, values: list[Any]) -> list[Any]:
     """Return the values; UsageError if one is given twice."""
     for number, value in enumerate(values):
         if value in values[:number]:
-            raise UsageError(f"{option} {value}: given twice")
+            raise UsageError(f"`{name}` {value}: given twice")
     return values

@@ -19,7 +19,7 @@ class Protocol:
     stride: int | None = None
 
     @classmethod
-    def parse(cls, text: str, train_length: int, option: str = "--protocols") -> Protocol:
+    def parse(cls, text: str, train_length: int, option: str = "protocols") -> Protocol:
         """Read a protocol; by default the window is the trained length, and the stride half of it.
 
         UsageError names the option.
@@ -27,18 +27,18 @@ class Protocol:
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
         if name not in PROTOCOLS:
-            raise UsageError(f"{option} {text}: needs {', '.join(PROTOCOLS)}")
+            raise UsageError(f"`{option}` {text}: needs {', '.join(PROTOCOLS)}")
         if (name == "whole" and sizes) or (name == "blocks" and slash):
             needs = "no window" if name == "whole" else "a window alone, as blocks:128"
-            raise UsageError(f"{option} {text}: {name} takes {needs}")
+            raise UsageError(f"`{option}` {text}: {name} takes {needs}")
         if name == "whole":
             return cls(name)
-        window = _size(f"{option} {text}", first, 2) if first else train_length
+        window = _size(f"`{option}` {text}", first, 2) if first else train_length
         if name == "blocks":
             return cls(name, window)
-        stride = _size(f"{option} {text}", second, 1) if slash else max(1, window // 2)
+        stride = _size(f"`{option}` {text}", second, 1) if slash else max(1, window // 2)
         if stride > window:
-            raise UsageError(f"{option} {text}: needs a stride of at most the window, {window}")
+            raise UsageError(f"`{option}` {text}: needs a stride of at most the window, {window}")
         return cls(name, window, stride)
 
     def __str__(self) -> str:

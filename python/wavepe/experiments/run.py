@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from ..common.files import DISK_ERRORS, new_file
-from ..training.folder import RunFolder, digest
+from ..training.folder import ComparisonFolder, digest, read_json
 from .data import Text, load_text
 from .imports import import_all, name_in
 from .numbers import integer
 from .report import Section, report_text, sections
-from .settings import Settings, comparisons
+from .settings import Settings, comparisons, hints
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
-    from ..training.device import Device
 
 # How often training states are saved: a killed training loses little, and saving takes little time.
 _SAVES_PER_TRAINING = 20
@@ -224,13 +223,12 @@ def compare(
     >>> results = compare(["rope", "wavelet"], steps=300)  # doctest: +SKIP
     >>> results.table()  # doctest: +SKIP
     """
-    given = {name: value for name, value in locals().items() if name not in _RUNNING}
-    registered = _import(imports, out)
-    parts = comparisons(given, registered)
+    options = {name: value for name, value in locals().items() if name not in _RUNNING}
+    parts = comparisons(options, _import(imports, out))
     if threads is not None:
-        thread_count("--threads", threads)
-    integer("--jobs", jobs, 1)
-    integer("--save-every", 1 if save_every is None else save_every, 1)
+        thread_count(threads)
+    integer("jobs", jobs, 1)
+    integer("save_every", 1 if save_every is None else save_every, 1)
     text = load_text(
         data,
         max(max(part.lengths) for part in parts.values()),
@@ -238,16 +236,11 @@ def compare(
         split=next(iter(parts.values())).split,
     )
     if out == "":
-        raise UsageError("--out: needs a folder, got an empty name")
+        raise UsageError("`out`: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after hours of training
-    from ..training import device as devices
-
     try:
-        return _run(
-            parts, text, out, jobs, imports, devices.device_named(device), threads, save_every,
-            not progress,
-        )  # fmt: skip
+        return _run(parts, text, out, jobs, imports, device, threads, save_every, progress)
     except OSError as error:
         if error.errno in DISK_ERRORS and error.filename is not None:
             raise CommandError(
@@ -261,63 +254,66 @@ _RUNNING = ("data", "imports", "out", "jobs", "device", "threads", "save_every",
 
 
 def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
-    """Run the files of --import; UsageError if the folder was begun with another one."""
-    found = import_all(imports)
-    begun = RunFolder(Path(out)).recorded("imports", list) if out else None
+    """Run the files of `imports`; UsageError if the folder was begun with another one."""
+    imported = import_all(imports)
+    begun = ComparisonFolder(Path(out)).recorded("imports", list) if out else None
     for name in map(name_in, map(str, begun or ())):
-        if name not in map(name_in, found):
-            raise UsageError(f"--out {out} was begun with --import {name}: give it again")
-    return found
+        if name not in map(name_in, imported):
+            raise UsageError(f"`out` {out} was begun with `imports` {name}: give it again")
+    return imported
 
 
 def _run(
     parts: dict[str, Settings],
     text: Text,
-    given: str | Path | None,
+    out: str | Path | None,
     jobs: int,
     imports: Sequence[str],
-    device: Device,
-    wanted: int | None,
+    device: str,
+    threads: int | None,
     save_every: int | None,
-    quiet: bool,
+    progress: bool,
 ) -> Results:
     """Run each comparison in its folder, and report them together."""
-    from ..training.device import CPU, torch_threads
+    from ..training import device as devices
     from .comparison import Comparison, Work
-    from .training import check_rows
+    from .jobs import run_jobs
+    from .llama import check_rows
+    from .progress import Report
 
+    place = devices.device_named(device)
     for part in parts.values():
         check_rows(part)
     manifests = {name: part.manifest(text.sha256) for name, part in parts.items()}
-    whole: Mapping[str, Any] = {
-        "encodings": [], "parts": list(parts), "text_sha256": text.sha256
-    }  # fmt: skip
-    ending = "" if device == CPU else f"-{device.place.type}"
-    out = Path(given or f"runs/compare-{digest(manifests.get('', manifests))}{ending}")
-    outer = RunFolder(out)
-    folders = {name: RunFolder(out / name) if name else outer for name in parts}
-    kept = next(iter(folders.values())).recorded("threads", int)
-    found = {}
-    with (
-        torch_threads(thread_count("--threads", wanted or kept or _THREADS)) as threads,
-        ExitStack() as stack,
-    ):
-        stack.enter_context(outer.opened({**manifests.get("", whole), "threads": threads}))
-        for name, settings in parts.items():
-            if name:
-                manifest = {**manifests[name], "threads": threads}
-                stack.enter_context(folders[name].opened(manifest))
-            often = min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
+    ending = "" if place == devices.CPU else f"-{place.place.type}"
+    folder = Path(out or f"runs/compare-{digest(manifests.get('', manifests))}{ending}")
+    folders = {name: ComparisonFolder(folder / name) for name in parts}
+    threads = threads or next(iter(folders.values())).recorded("threads", int) or _THREADS
+    if "" not in parts:  # a grid has a folder of folders
+        folders[""] = ComparisonFolder(folder)
+        grid = {"encodings": [], "parts": list(parts), "text_sha256": text.sha256}
+        manifests = {"": grid, **manifests}
+    contents = {}
+    with ExitStack() as stack:
+        stack.enter_context(devices.torch_threads(thread_count(threads)))
+        for name, manifest in manifests.items():
+            stack.enter_context(folders[name].opened({**manifest, "threads": threads}))
+        for name, part in parts.items():
+            often = min(part.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
             often = save_every or max(1, often)
-            work = Work(settings, text, folders[name], threads, often, device)
-            found[name] = Comparison(work).run(jobs, imports, quiet, name)
-        results = Results(out, found, parts)
+            comparison = Comparison(Work(part, text, folders[name], threads, often, place))
+            with Report(comparison.steps, quiet=not progress, part=name) as report:
+                for hint in hints(part):
+                    report.say(f"hint: {hint}")
+                run_jobs(comparison, jobs, imports, report)
+            contents[name] = read_json(folders[name].results)
+        results = Results(folder, contents, parts)
         shown = list(results.sections())
         for name, section in shown:
             if section.draw:
-                with new_file(out / name / section.picture) as new:
+                with new_file(folder / name / section.picture) as new:
                     section.draw(new)
-        with new_file(outer.report) as new:
-            text_of = report_text(found, shown, pictures=True)
-            new.write_text(text_of, "utf-8", "backslashreplace")
+        with new_file(folder / "report.md") as new:
+            whole = report_text(contents, shown, pictures=True)
+            new.write_text(whole, "utf-8", "backslashreplace")
     return results

@@ -20,7 +20,7 @@ from ..common.labels import suggestion
 from .numbers import integer, integers, once, words
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for
 from .protocols import Protocol
-from .rows import Row
+from .rows import Model, Row, models_of
 from .tasks import TASKS
 
 # Which parameters take weight decay. Older folders, which decayed matrices that an encoding learns,
@@ -64,6 +64,10 @@ class Settings:
     def rows(self) -> tuple[Row, ...]:
         return tuple(map(Row.parse, self.encodings))
 
+    @property
+    def models(self) -> list[Model]:
+        return models_of(self.rows, self.seeds)
+
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """Return the content of settings.json, by which a folder recognises its comparison."""
         settings = asdict(self)
@@ -79,9 +83,9 @@ class Settings:
 
 
 def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
-    """Return the settings of each comparison, by its folder within --out.
+    """Return the settings of each comparison, by its folder within `out`.
 
-    Without a preset, and with most presets, there is one comparison. Its folder is --out itself,
+    Without a preset, and with most presets, there is one comparison. Its folder is `out` itself,
     written "". `given` holds the options, with None for those that were not given.
 
     Raises
@@ -93,10 +97,10 @@ def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict
     name = given.pop("preset", None)
     if name is None:
         return {"": _settings_of(given, imports)}
-    preset = _chosen("--preset", PRESETS, name)
+    preset = _chosen("preset", PRESETS, name)
     if preset.by in given:
         raise UsageError(
-            f"--{preset.by.replace('_', '-')}: --preset {name} compares several values of it, each "
+            f"`{preset.by}`: `preset` {name} compares several values of it, each "
             f"in its own folder ({' '.join(preset.parts)}); give one of the two options"
         )
     return {
@@ -105,10 +109,10 @@ def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict
     }
 
 
-def _chosen(option: str, known: Mapping[str, Any], name: str) -> Any:
+def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
     """Return the entry `name` of `known`; UsageError with all names if there is none."""
     if name not in known:
-        raise UsageError(f"{option} {name}: needs {', '.join(known)}{suggestion(name, known)}")
+        raise UsageError(f"`{argument}` {name}: needs {', '.join(known)}{suggestion(name, known)}")
     return known[name]
 
 
@@ -123,31 +127,30 @@ def _settings_of(
     An option that was not given takes its value from `preset`, else from the model size, else from
     DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length.
     """
-    size = _chosen("--model", MODELS, {**DEFAULTS, **preset, **given}["model"])
+    size = _chosen("model", MODELS, {**DEFAULTS, **preset, **given}["model"])
     chosen = {**DEFAULTS, **size, **preset, **given}
     count: dict[str, Any] = {
-        name: integer(f"--{name.replace('_', '-')}", chosen[name], least)
-        for name, least in _LEAST.items()
+        name: integer(name, chosen[name], least) for name, least in _LEAST.items()
     }
     train_length, head_dim, rate = count["train_length"], count["head_dim"], chosen["lr"]
     if head_dim % 2:
-        raise UsageError(f"--head-dim {head_dim}: needs an even number")
+        raise UsageError(f"`head_dim` {head_dim}: needs an even number")
     if not (rate > 0 and math.isfinite(rate)):
-        raise UsageError(f"--lr {rate:g}: needs a positive number")
+        raise UsageError(f"`lr` {rate:g}: needs a positive number")
     if chosen["task"] and chosen["finetune"]:
-        raise UsageError("--task and --finetune: give one of them")
+        raise UsageError("`task` and `finetune`: give one of them")
     if chosen["task"]:
-        _chosen("--task", TASKS, chosen["task"])
+        _chosen("task", TASKS, chosen["task"])
     rows = chosen["encodings"]
     if "encodings" not in given:
         rows = rows_for(rows, train_length)
     rows = [rows] if isinstance(rows, (str, Encoding)) else list(rows)
     if not rows:
-        raise UsageError("--encodings: needs at least one")
+        raise UsageError("`encodings`: needs at least one")
     lengths = chosen["lengths"] or [train_length * factor for factor in factors]
     settings = Settings(
-        encodings=tuple(once("--encodings", [Row.parse(str(row)).name for row in rows])),
-        lengths=tuple(integers("--lengths", lengths, 2)),
+        encodings=tuple(once("encodings", [Row.parse(str(row)).name for row in rows])),
+        lengths=tuple(integers("lengths", lengths, 2)),
         learning_rate=rate,
         imports=imports,
         protocols=_protocols(chosen["protocols"], train_length),
@@ -169,7 +172,7 @@ def _settings_of(
 def hints(settings: Settings) -> list[str]:
     """Return warnings that the user should read before the training."""
     sizes = settings.head_dim, settings.train_length
-    found = ((row.name, scale_hint(row.read, *sizes)) for row in settings.rows)
+    found = ((row.name, scale_hint(row.evaluated, *sizes)) for row in settings.rows)
     return [f"{name}: {hint}" for name, hint in found if hint]
 
 
@@ -184,13 +187,13 @@ def _finetune_settings(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return length and steps of the further training; the default is a tenth of the steps."""
     if not chosen["finetune"]:
         if chosen["finetune_steps"] is not None:
-            raise UsageError("--finetune-steps: needs --finetune LENGTH")
+            raise UsageError("`finetune_steps`: needs `finetune` LENGTH")
         return {}
     more = chosen["finetune_steps"]
     return {
-        "finetune": integer("--finetune", chosen["finetune"], 2),
+        "finetune": integer("finetune", chosen["finetune"], 2),
         "finetune_steps": integer(
-            "--finetune-steps", max(1, steps // 10) if more is None else more, 1
+            "finetune_steps", max(1, steps // 10) if more is None else more, 1
         ),
     }
 
@@ -198,52 +201,52 @@ def _finetune_settings(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
 def _check_task(settings: Settings) -> None:
     if settings.protocols != ("whole",):
         raise UsageError(
-            f"--task {settings.task} needs --protocols whole, because a question needs all text "
+            f"`task` {settings.task} needs `protocols` whole, because a question needs all text "
             f"before it; got {' '.join(settings.protocols)}"
         )
     if settings.bands:
-        raise UsageError("--task and --bands: give one of them")
+        raise UsageError("`task` and `bands`: give one of them")
     TASKS[settings.task].check(min(settings.train_length, *settings.lengths))
 
 
 def _check_bands(settings: Settings) -> None:
-    rotary = [row.read.rotary for row in settings.rows if row.read.rotates]
+    rotary = [row.evaluated.rotary for row in settings.rows if row.evaluated.rotates]
     if not rotary:
-        raise UsageError("--bands: needs a row that is evaluated with a rotary encoding")
+        raise UsageError("`bands`: needs a row that is evaluated with a rotary encoding")
     for encoding in rotary:
         theta = getattr(encoding, "theta", None)
         if theta is not None and theta <= 1:
-            raise UsageError(f"--bands: needs bases above 1, got {encoding}")
+            raise UsageError(f"`bands`: needs bases above 1, got {encoding}")
     if max(settings.lengths) < settings.train_length:
         raise UsageError(
-            f"--bands: needs one of --lengths to be at least the trained length, "
+            f"`bands`: needs one of `lengths` to be at least the trained length, "
             f"{settings.train_length}, on which bands are measured"
         )
 
 
 def _protocols(names: Any, train_length: int) -> tuple[str, ...]:
-    parsed = [Protocol.parse(name, train_length) for name in words("--protocols", names)]
-    return tuple(once("--protocols", list(map(str, parsed))))
+    parsed = [Protocol.parse(name, train_length) for name in words("protocols", names)]
+    return tuple(once("protocols", list(map(str, parsed))))
 
 
 def _check_fit(row: Row, settings: Settings) -> None:
     """Check what a Llama without a text does not show; `training.check_rows` checks the rest."""
     longest = max(settings.train_length, settings.finetune, *settings.lengths)
     try:
-        for encoding, length in ((row.trained, settings.train_length), (row.read, longest)):
+        for encoding, length in ((row.trained, settings.train_length), (row.evaluated, longest)):
             for part in encoding.parts:
                 if part.adds:  # vectors may end at some position
                     sizes = {"length": length, "trained_length": settings.train_length}
                     part.absolute(np.array([length - 1]), settings.hidden, **sizes)
-        if _learned(row.trained, settings) != _learned(row.read, settings) and not (
+        if _learned(row.trained, settings) != _learned(row.evaluated, settings) and not (
             settings.finetune
         ):
             raise ValueError(
                 "the encodings of training and evaluation must have the same learned parameters "
-                "(or give --finetune)"
+                "(or give `finetune`)"
             )
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--encodings {row.name}: {error}") from None
+        raise UsageError(f"`encodings` {row.name}: {error}") from None
 
 
 def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:

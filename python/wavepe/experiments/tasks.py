@@ -55,7 +55,7 @@ class Task:
         """Raise UsageError if the task does not fit a sequence of `length`."""
         if length < self.least:
             raise UsageError(
-                f"--task {self.name}: needs lengths of at least {self.least}, got {length}"
+                f"`task` {self.name}: needs lengths of at least {self.least}, got {length}"
             )
 
     def examples(self, text: np.ndarray, seed: list[int], count: int, length: int) -> Examples:

@@ -31,9 +31,9 @@ class Tokens(NamedTuple):
 
 
 def check_data(data: str | Path | None) -> None:
-    """Raise UsageError if --data does not exist, before a model is loaded."""
+    """Raise UsageError if `data` does not exist, before a model is loaded."""
     if data is not None and not (str(data) and Path(data).exists()):
-        raise UsageError(f"--data {str(data)!r}: no such file or folder")
+        raise UsageError(f"`data` {str(data)!r}: no such file or folder")
 
 
 def tokens_for(
@@ -92,10 +92,10 @@ def first_and_last_tokens(model: Model, data: str | Path, first: int, last: int)
 
 
 def text_of(data: str, most: int) -> str:
-    """Return the beginning of the text of --data, at most `most` bytes."""
+    """Return the beginning of the text of `data`, at most `most` bytes."""
     content = _first(None, _pieces(Path(data)), most)[:most].astype(np.uint8).tobytes()
     if not content:
-        raise UsageError(f"--data {data}: holds no text")
+        raise UsageError(f"`data` {data}: holds no text")
     return content.decode("utf-8", "replace")
 
 
@@ -147,7 +147,7 @@ def _pieces(data: Path) -> Iterator[bytes]:
         except OSError as error:
             raise UsageError(f"cannot read {os.fspath(file)}: {error.strerror}") from None
         if "\0" in text and file is data:
-            raise UsageError(f"--data {data}: needs a text, but this file holds NUL bytes")
+            raise UsageError(f"`data` {data}: needs a text, but this file holds NUL bytes")
 
 
 def _first(tokenizer: Any, pieces: Iterable[bytes], count: int | None = None) -> np.ndarray:

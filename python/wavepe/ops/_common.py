@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +15,7 @@ from torch.autograd import forward_ad
 
 from ..arrays.relative_bias import Bias, Table, ranged
 from ..common import checks
+from ..common.errors import out_of_memory
 from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -34,11 +34,6 @@ INTEGERS = (
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # a compiler's symbolic numbers
-# Torch's messages on the CPU for a size that exceeds memory or 64 bits.
-_OUT_OF_MEMORY = re.compile(
-    r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
-    r"|std::bad_alloc"
-)
 
 
 def report_out_of_memory(name: str) -> Callable[[F], F]:
@@ -49,14 +44,13 @@ def report_out_of_memory(name: str) -> Callable[[F], F]:
         def named(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except MemoryError as error:
-                raise RuntimeError(f"wavepe: {name}: out of memory: {error}") from error
-            except RuntimeError as error:
-                found = _OUT_OF_MEMORY.search(str(error))
-                if found is None or str(error).startswith("wavepe: "):
+            except torch.OutOfMemoryError:  # a GPU's, which programs catch by this type
+                raise
+            except (MemoryError, RuntimeError) as error:
+                message = None if str(error).startswith("wavepe: ") else out_of_memory(error)
+                if message is None:
                     raise
-                size = "" if found[0] == "std::bad_alloc" else f": {found[0]}"
-                raise RuntimeError(f"wavepe: {name}: out of memory{size}") from error
+                raise RuntimeError(f"wavepe: {name}: {message}") from error
 
         return named  # type: ignore[return-value]
 

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,20 @@ from ..hf.families import TYPE_PREFIX
 from ..hf.layers import Choice
 from ..hf.patching import encoding_of, patch, warn_of_scales
 from . import recipes
+from .device import without_bars
+from .plan import Plan
 from .trainer import (
-    Plan,
     Progress,
     Run,
     check_training,
     model_digest,
     training_arguments,
     with_adapters,
-    without_bars,
 )
 
 HELD_OUT = 16384  # tokens, if the data has four times as many
+WARM_UP = 0.05  # of the transfer steps, and of the others
+LEARNED_RATE = 10  # of the parameters of an encoding, relative to that of the weights
 
 
 @dataclasses.dataclass
@@ -61,7 +63,7 @@ class Adapted:
     tokens : int
         The tokens of all steps of the training.
     passes : float
-        How often the training went through the data that it was given.
+        Number of passes over the training data.
     """
 
     model: Any
@@ -133,13 +135,13 @@ def adapt(
         Sequences of a step, in each process.
     learning_rate : float
         The learning rate of the weights. The parameters of an encoding have ten times that rate.
-        Steps of transfer have three times that rate.
+        Transfer steps have three times that rate.
     lora : int, optional
         The rank of LoRA adapters (needs PEFT). The weights stay fixed. The adapters are merged into
         them at the end. The parameters of an encoding are trained without adapters.
     control : bool
-        Also train a copy of the stock model with the same tokens, at half the rate; if `folder` is
-        finished without it, then.
+        Also train a copy of the stock model on the same tokens at half the rate. A finished
+        `folder` that has no control gets one.
     seed : int
         The seed of torch, and of the order of the data.
     progress : callable, optional
@@ -173,7 +175,10 @@ def adapt(
     ----------
     Transfer: Zhang et al., "LoLCATs", 2024, arXiv 2410.10254.
     """
-    _need_accelerate()
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf")) from error
     check_training(training)
     source = encoding_of(model)
     base = families.decoder(model)
@@ -183,15 +188,8 @@ def adapt(
     seed = checks.integer("seed", seed, 0)
     learning_rate = checks.positive("learning_rate", learning_rate)
     training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
-    rows_of_step = batch_size * int(os.environ.get("WORLD_SIZE", "1"))
-    parts = training.get("gradient_accumulation_steps", 1)
-    rows_of_step *= checks.integer("gradient_accumulation_steps", parts, 1)
     tokens = checks.integer("tokens", tokens, 1)
-    steps = tokens // (length * rows_of_step)
-    if not steps:
-        raise ValueError(
-            f"tokens must be at least those of one step, {length * rows_of_step}, got {tokens}"
-        )
+    rows_of_step, steps = _steps(tokens, length, batch_size, training)
     lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = token_ids(data, tokenizer)
@@ -200,49 +198,69 @@ def adapt(
         raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
-    count = checks.integer("held_out", held_out, max(lengths))
-    test, rows = _split(ids, length, count)
+    held_out_ids, rows = _split(ids, length, checks.integer("held_out", held_out, max(lengths)))
     passes = steps * rows_of_step / len(rows)
     rows = rows[_order(len(rows), steps * rows_of_step, seed)]
     _check_fit(model, chosen.encoding)
     settings = {
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
-        "lengths": lengths, "held_out": len(test), "model": str(model.config._name_or_path),
-        "weights": model_digest(model),
+        "lengths": lengths, "held_out": len(held_out_ids),
+        "model": str(model.config._name_or_path), "weights": model_digest(model),
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
-    transfer = chosen.transfer(steps)
-    plan = Plan(steps, transfer, learning_rate, batch_size, seed, training)
+    plan = Plan(
+        "adapted", seed, steps, batch_size, length, learning_rate, warm_up=WARM_UP, last_rate=0,
+        decay=0, learned_rate=LEARNED_RATE, transfer=chosen.transfer(steps),
+    )  # fmt: skip
     with Run.opened(folder, settings) as run:
-        done: dict[str, Any] = {"why": chosen.why, "tokens": rows.numel(), "passes": passes}
+
+        def measure(name: str, model: Any) -> None:
+            run.measure(name, model, held_out_ids, lengths, progress)
+
         control = control and "control" not in run.perplexity
         if control or not run.finished:
             if not hasattr(model, "hf_device_map"):  # else it has its places already
-                model.to(training_arguments(plan, run.folder).device)
-            run.measure("stock", model, test, lengths, progress)
+                model.to(training_arguments(plan, training, run.folder).device)
+            measure("stock", model)
         if control:
-            stock = copy.deepcopy(model)
-            other = dataclasses.replace(plan, transfer=0, rate=learning_rate / 2)
-            run.train("control", stock, None, rows, other, progress)
-            run.measure("control", stock, test, lengths, progress)
+            stock, rate = copy.deepcopy(model), learning_rate / 2
+            halved = dataclasses.replace(plan, name="control", transfer=0, rate=rate)
+            run.train(stock, None, rows, halved, training, progress)
+            measure("control", stock)
             del stock
         if run.finished:
             run.discard_checkpoints()
-            return Adapted(AutoModelForCausalLM.from_pretrained(folder), **run.facts, **done)
-        teacher = recipes.Teacher(copy.deepcopy(model)) if transfer else None
-        torch.manual_seed(seed)
-        model = _swapped(model, chosen.encoding)
-        warn_of_scales(model, Choice(chosen.encoding), length)
-        run.measure("swapped", model, test, lengths, progress)
-        trained = model if lora is None else with_adapters(model, lora)
-        run.train("adapted", trained, teacher, rows, plan, progress)
-        if lora is not None:
-            model = trained.merge_and_unload()
-        run.measure("adapted", model, test, lengths, progress)
-        run.finish(model, tokenizer)
-        return Adapted(model.eval(), **run.facts, **done)
+            model = AutoModelForCausalLM.from_pretrained(folder)
+        else:
+            teacher = recipes.Teacher(copy.deepcopy(model)) if plan.transfer else None
+            torch.manual_seed(seed)
+            model = _swapped(model, chosen.encoding)
+            warn_of_scales(model, Choice(chosen.encoding), length)
+            measure("swapped", model)
+            trained = model if lora is None else with_adapters(model, lora)
+            run.train(trained, teacher, rows, plan, training, progress)
+            if lora is not None:
+                model = trained.merge_and_unload()
+            measure("adapted", model)
+            run.finish(model, tokenizer)
+        return Adapted(
+            model.eval(), **run.facts, why=chosen.why, tokens=rows.numel(), passes=passes
+        )
+
+
+def _steps(
+    tokens: int, length: int, batch_size: int, training: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Return the rows of a step, of all processes, and the number of steps."""
+    parts = training.get("gradient_accumulation_steps", 1)
+    rows = batch_size * checks.integer("gradient_accumulation_steps", parts, 1)
+    rows *= int(os.environ.get("WORLD_SIZE", "1"))
+    if tokens < length * rows:
+        least = length * rows
+        raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
+    return rows, tokens // (length * rows)
 
 
 def _check_fit(model: Any, encoding: Encoding) -> None:
@@ -264,16 +282,9 @@ def _swapped(model: Any, encoding: Encoding) -> Any:
     with tempfile.TemporaryDirectory() as place, without_bars():
         model.save_pretrained(f"{place}/before")
         convert(f"{place}/before", f"{place}/after", encoding)
-        found = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
-    found.config._name_or_path = model.config._name_or_path
-    return found.to(model.device)
-
-
-def _need_accelerate() -> None:
-    try:
-        import accelerate  # noqa: F401
-    except ImportError as error:
-        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf")) from error
+        swapped = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
+    swapped.config._name_or_path = model.config._name_or_path
+    return swapped.to(model.device)
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -288,15 +299,15 @@ def token_ids(data: Any, tokenizer: Any) -> Tensor:
     rows: Iterable[Any] = [data] if isinstance(data, str) else data
     parts, end = [], getattr(tokenizer, "eos_token_id", None)
     for row in rows:
-        found = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
-        if isinstance(found, str):
+        ids = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
+        if isinstance(ids, str):
             if tokenizer is None:
                 raise ValueError("data holds texts, so adapt needs the model's tokenizer=")
-            found = tokenizer(found, add_special_tokens=False, verbose=False)["input_ids"]
-            found = [*found, *([] if end is None else [end])]
-        if found is None:
+            ids = tokenizer(ids, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = [*ids, *([] if end is None else [end])]
+        if ids is None:
             raise ValueError(f"rows of data need 'input_ids' or 'text', got {sorted(row)}")
-        parts.append(torch.as_tensor(found, dtype=torch.int64))
+        parts.append(torch.as_tensor(ids, dtype=torch.int64))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 

@@ -61,14 +61,26 @@ CPU = Device(torch.device("cpu"))
 
 
 @contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Leave out transformers' bars, one for each checkpoint; commands have their own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
 def torch_threads(wanted: int | None) -> Iterator[int]:
     """Set the number of torch's threads (None: keep it), and silence transformers.
 
     Gives the number of threads in force.
     """
     from transformers.utils import logging
-
-    from .trainer import without_bars
 
     before, verbosity = torch.get_num_threads(), logging.get_verbosity()
     if wanted is not None:
@@ -83,15 +95,15 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
 
 
 def device_named(name: str) -> Device:
-    """Return the device of --device; UsageError if this process cannot use it."""
+    """Return the device of this name; UsageError if this process cannot use it."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CPU
     if not torch.cuda.is_available():
         built = "has no CUDA" if torch.version.cuda is None else f"has CUDA {torch.version.cuda}"
         raise UsageError(
-            "--device cuda: needs a GPU that torch can use, but torch.cuda.is_available() is False "
+            "`device` cuda: needs a GPU that torch can use, but torch.cuda.is_available() is False "
             f"(torch {torch.__version__} {built}: torch.version.cuda is {torch.version.cuda}); "
-            "--device cpu needs no GPU"
+            "`device` cpu needs no GPU"
         )
     place = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(place)

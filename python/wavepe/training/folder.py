@@ -1,5 +1,6 @@
-"""The folder of one comparison: its files, which stay complete if the process dies.
+"""The folder of a run: one process at a time works in it, and its settings stay the same.
 
+A comparison's folder:
     settings.json                    the settings; only encodings and seeds may be added to them
     results.json                     rewritten after each row
     checkpoints/NAME/                a trained model in Hugging Face format, and training.json
@@ -7,40 +8,124 @@
     training/NAME.pt                 the state of a training that is not finished
     perplexity.png, report.md, ...   written at the end
 
+An adaptation's folder:
+    results.json                     the settings, and the figures so far
+    checkpoints/NAME/checkpoint-N/   until the new model is written beside them
+
 Each file and folder is written under another name first, and then renamed. So it is never partial.
 """
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import UsageError
-from ..common.files import leading_names, new_file, new_folder, part_of, writing
+from ..common.files import (
+    DISK_ERRORS,
+    leading_names,
+    lock_folder,
+    new_file,
+    new_folder,
+    part_of,
+    writing,
+)
 
+RESULTS = "results.json"
 _SETTINGS = "settings.json"
-_LOCK = ".lock"
-_RESULTS = "results.json"
+_OLD_LOCK = ".lock"  # a file in the folders of earlier versions
 _LONGEST = 80  # the most characters of a spec in a name; file systems allow 255 bytes
 
 
-class RunFolder:
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None if there is no such file."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as JSON."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with new_file(path) as part:  # file names may not be UTF-8: such bytes become JSON escapes
+        part.write_text(text, "utf-8", "backslashreplace")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Make the folder, and lock it for this process; yield the file that holds the lock."""
+    with writing(folder):
+        lock = lock_folder(folder)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def refuse_changes(
+    folder: Path, kind: str, changes: Mapping[str, tuple[Any, Any]], advice: str = ""
+) -> None:
+    """Raise UsageError if there are changes, as `changed` returns them."""
+    if changes:
+        listed = "; ".join(f"{key} {old} there, {new} here" for key, (old, new) in changes.items())
+        raise UsageError(
+            f"{folder} holds {kind} with other settings ({listed}): give another folder{advice}"
+        )
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, as texts: name -> (before, now)."""
+    keys = {**before, **now}
+    pairs = {key: (_shown(before.get(key)), _shown(now.get(key))) for key in keys}
+    return {key: pair for key, pair in pairs.items() if before.get(key) != now.get(key)}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not given"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def results_of_adapt(folder: Path) -> dict[str, Any] | None:
+    """Return what `adapt` has written to the results.json in a folder; None if it did not."""
+    try:
+        results = read_json(folder / RESULTS)
+    except UsageError:
+        return None
+    settings = results.get("settings") if isinstance(results, dict) else None
+    return results if isinstance(settings, dict) and "recipe" in settings else None
+
+
+def settings_of_comparison(folder: Path) -> dict[str, Any] | None:
+    """Return the settings.json of a comparison, or of a copy of one; None for other folders."""
+    try:
+        settings = read_json(folder / _SETTINGS)
+    except UsageError:
+        return None
+    if isinstance(settings, dict) and {"encodings", "text_sha256"} <= settings.keys():
+        return settings
+    return None
+
+
+class ComparisonFolder:
     """Paths and atomic writes of one comparison's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.results = path / _RESULTS
-        self.report = path / "report.md"
+        self.results = path / RESULTS
         self._settings = path / _SETTINGS
-        # Once the folder is opened: the digest of its first settings, and the files that lock it
-        self.run, self.held = "", tuple[int, ...]()
+        # Once the folder is opened: the digest of its first settings, and the file that locks it
+        self.run, self.lock = "", -1
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
@@ -49,28 +134,21 @@ class RunFolder:
         A manifest with more encodings or more seeds replaces the one that the folder holds.
         """
         self._check()
-        try:
-            with writing(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                lock = open(self.path / _LOCK, "a")  # noqa: SIM115 (closed below)
-        except (FileExistsError, NotADirectoryError):
-            raise UsageError(f"--out {self.path}: needs a folder, but this is a file") from None
-        except PermissionError as error:
-            raise UsageError(f"--out {self.path}: {error.strerror}") from None
-        with lock:
-            _lock(lock, self.path)
-            found = self.read(self._settings) or manifest
-            known = {key: value for key, value in found.items() if key != "run"}
-            self.run = found.get("run", digest(known))
-            if not _grown(known, manifest):
-                raise UsageError(
-                    f"--out {self.path} holds a comparison with other settings "
-                    f"({differences(known, manifest)}): give another --out"
-                )
+        with ExitStack() as stack:
+            try:
+                self.lock = stack.enter_context(locked(self.path))
+            except OSError as error:
+                if error.errno in DISK_ERRORS:
+                    raise
+                raise UsageError(f"`out` {self.path}: {error.strerror}") from None
+            stored = read_json(self._settings) or manifest
+            before = {key: value for key, value in stored.items() if key != "run"}
+            self.run = stored.get("run", digest(before))
+            if not _has_grown(before, manifest):
+                refuse_changes(self.path, "a comparison", changed(before, manifest))
             first = {"run": self.run} if self.run != digest(manifest) else {}
-            if known != manifest or not self._settings.exists():
-                self.write_json(self._settings, {**manifest, **first})
-            self.held = (lock.fileno(),)
+            if before != manifest or not self._settings.exists():
+                write_json(self._settings, {**manifest, **first})
             yield
 
     def _check(self) -> None:
@@ -78,30 +156,24 @@ class RunFolder:
         try:
             str(self.path).encode()
         except UnicodeEncodeError:  # safetensors needs names in UTF-8
-            raise UsageError(f"--out {self.path}: needs a name in UTF-8") from None
-        known = self.read(self._settings)
-        if (self.path / _LOCK).is_symlink() or _size(self.path / _LOCK):
-            raise UsageError(
-                f"--out {self.path}: its {_LOCK} is not of a comparison: give another --out"
-            )
-        if known is not None:
-            if not (isinstance(known, dict) and {"encodings", "text_sha256"} <= known.keys()):
+            raise UsageError(f"`out` {self.path}: needs a name in UTF-8") from None
+        if read_json(self._settings) is not None:
+            if settings_of_comparison(self.path) is None:
                 raise UsageError(
-                    f"--out {self.path}: its {_SETTINGS} is not of a comparison: give another --out"
+                    f"`out` {self.path}: its {_SETTINGS} is not of a comparison: give another `out`"
                 )
         elif self.path.is_dir():
-            begun = (_LOCK, part_of(self._settings).name)  # a run killed at once leaves these
+            begun = (_OLD_LOCK, part_of(self._settings).name)  # a run killed at once leaves these
             others = sorted(p.name for p in self.path.iterdir() if p.name not in begun)
             if others:
                 raise UsageError(
-                    f"--out {self.path} holds no comparison but other files "
+                    f"`out` {self.path} holds no comparison but other files "
                     f"({leading_names(others)}): give a new or an empty folder"
                 )
 
     def recorded(self, key: str, kind: type) -> Any:
         """Return a setting of the folder; None if it is missing or of another type."""
-        known = self.read(self._settings)
-        value = known.get(key) if isinstance(known, dict) else None
+        value = (settings_of_comparison(self.path) or {}).get(key)
         return value if isinstance(value, kind) else None
 
     def checkpoint(self, name: str) -> Path:
@@ -117,7 +189,7 @@ class RunFolder:
         path = self.checkpoint(model_name(spec, seed))
         if not path.is_dir():
             return None
-        facts = self.read(path / "training.json")
+        facts = read_json(path / "training.json")
         facts = facts if isinstance(facts, dict) else {}
         ours = facts.get("run", self.run) == self.run and "seconds" in facts
         if (facts.get("spec"), facts.get("seed")) == (spec, seed) and ours:
@@ -126,16 +198,10 @@ class RunFolder:
         raise UsageError(
             f"{path} should hold the model trained as {spec} with seed {seed}, but its "
             f"training.json says {says}{'' if ours else ', of another comparison'}: "
-            "remove that folder, or give another --out"
+            "remove that folder, or give another `out`"
         )
 
-    def finish(self, name: str, save: Callable[[Path], None]) -> None:
-        """Save the trained model `name` with `save(folder)`, and delete its training state."""
-        with new_folder(self.checkpoint(name)) as unfinished:
-            save(unfinished)
-        self.discard_training(name)
-
-    def keep(self, name: str, save: Callable[[Path], None]) -> None:
+    def save(self, name: str, save: Callable[[Path], None]) -> None:
         """Save the checkpoint `name` with `save(folder)`, unless a killed process has done so."""
         if not self.checkpoint(name).is_dir():
             with new_folder(self.checkpoint(name)) as unfinished:
@@ -143,8 +209,8 @@ class RunFolder:
 
     def kept(self, name: str) -> dict[int, Path]:
         """Return the kept checkpoints of the training `name`: step -> folder."""
-        found = self.path.glob(f"checkpoints/{glob.escape(name)}-step*")
-        steps = {path.name.rpartition("-step")[2]: path for path in found}
+        folders = self.path.glob(f"checkpoints/{glob.escape(name)}-step*")
+        steps = {path.name.rpartition("-step")[2]: path for path in folders}
         return {int(step): steps[step] for step in sorted(steps, key=int) if step.isdecimal()}
 
     def discard_training(self, name: str) -> None:
@@ -157,38 +223,15 @@ class RunFolder:
             if state.parent.is_dir() and not any(state.parent.iterdir()):
                 state.parent.rmdir()
 
-    @staticmethod
-    def read(path: Path) -> Any:
-        """Return the content of the JSON file `path`; None if there is no such file."""
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"cannot read {path}: {error}") from None
 
-    @staticmethod
-    def write_json(path: Path, value: Any) -> None:
-        """Write `value` to `path` as JSON."""
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        with new_file(path) as part:  # file names may not be UTF-8: such bytes become JSON escapes
-            part.write_text(text, "utf-8", "backslashreplace")
-
-
-def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether `new` has the settings of `old`, or more encodings or more seeds besides."""
-    grown = dict(old)
-    grown.update({key: new.get(key) for key in ("encodings", "seeds") if key in old})
+def _has_grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether `new` differs from `old` only by added encodings or seeds."""
+    grown = old | {key: new.get(key) for key in ("encodings", "seeds") if key in old}
     return (
         grown == new
         and set(old["encodings"]) <= set(new["encodings"])
         and old.get("seeds", 0) <= new.get("seeds", 0)
     )
-
-
-def is_run(names: Collection[str]) -> bool:
-    """Return whether a folder with files of these names is that of a comparison, or a copy."""
-    return _SETTINGS in names and (_LOCK in names or _RESULTS in names)
 
 
 def model_name(spec: str, seed: int) -> str:
@@ -203,44 +246,6 @@ def model_name(spec: str, seed: int) -> str:
     return f"{name}-seed{seed}"
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _lock(file: Any, path: Path) -> None:
-    """Lock the folder until this process ends; two would overwrite each other's files."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise UsageError(
-            f"--out {path}: another wavepe compare is using this folder; wait for it, or give "
-            "another --out"
-        ) from None
-
-
 def digest(manifest: dict[str, Any]) -> str:
     """Return eight hexadecimal digits that identify a manifest."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return a text with the settings in which two manifests differ."""
-    words = []
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            words.append(f"{key} {_plain(old.get(key))} there, {_plain(new.get(key))} here")
-    return "; ".join(words)
-
-
-def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def results_of_adapt(folder: Path) -> dict[str, Any] | None:
-    """Return what `adapt` has written to the results.json in a folder; None if it did not."""
-    try:
-        found = json.loads((folder / "results.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    settings = found.get("settings") if isinstance(found, dict) else None
-    return found if isinstance(settings, dict) and "recipe" in settings else None

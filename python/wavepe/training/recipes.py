@@ -1,7 +1,7 @@
-"""How a swapped model is trained: which encoding, how many steps of transfer, which rates.
+"""Which encoding a swapped model gets, and how it learns from the stock model.
 
-In a step of transfer each attention layer learns the output of the stock layer, on the input of the
-stock layer. Steps of language follow, on the next token.
+Transfer steps train each attention layer to reproduce the stock layer's output from the stock
+layer's input. The remaining steps train on next-token prediction.
 """
 
 from __future__ import annotations
@@ -23,77 +23,47 @@ from ..hf.rope_config import Slot
 from ..hf.rotary import with_base
 
 RECIPES = ("auto", "plain", "transfer")
-# Steps of transfer: a third of all, but no more than 30, which is as good as more of them.
+# Transfer steps: a third of all, but no more than 30, which is as good as more of them.
 SHARE, MOST = 1 / 3, 30
-# A pair of the stock rotation is kept if it turns this often within the length of training. Slower
-# pairs are what fails beyond the trained length.
+# Keep the rotary pairs that complete at least this many turns within the training length. Slower
+# pairs are the ones that fail on longer text.
 TURNS = 6
 
 
 class Recipe(NamedTuple):
-    """What `adapt` does.
-
-    Attributes
-    ----------
-    encoding : Encoding
-        With the parts of the stock rotation that are kept.
-    transfers : bool
-        Whether the first steps are of transfer.
-    why : str
-        One sentence.
-    """
+    """The encoding, with the pairs that are kept; whether to transfer; and the reason."""
 
     encoding: Encoding
     transfers: bool
     why: str
 
     def transfer(self, steps: int) -> int:
-        """Return how many of the steps are of transfer."""
+        """Return the number of transfer steps."""
         return min(int(steps * SHARE), MOST) if self.transfers else 0
 
 
 def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> Recipe:
-    """Return the recipe of that name for a model.
+    """Return the recipe `name` for a model with the decoder `base`.
 
-    Parameters
-    ----------
-    name : "auto", "plain" or "transfer"
-    spec : str, dict or Encoding
-        The encoding that the user names.
-    base : Module
-        The decoder of the model.
-    length : int
-        Tokens of a sequence in training.
-    source : str or dict, optional
-        The encoding that the model has; None is the stock rotation.
+    `spec` is the user's encoding, and `length` the tokens of a sequence in training. `source` is
+    the encoding that the model has, a str or a dict of layers; None is the stock rotation.
     """
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
-    found = encodings.encoding(spec)
+    encoding, as_given = encodings.encoding(spec), f"{name}: the encoding as it is given"
     if name == "plain":
-        why = "plain: the encoding as it is given; every step trains on the next token"
-        return Recipe(found, False, why)
+        return Recipe(encoding, False, f"{as_given}; every step trains on the next token")
     if name == "transfer":
-        return Recipe(found, True, "transfer: the encoding as it is given")
-    if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
-        why = "auto: the encoding as it is given, because it does not only add to all scores"
-        return Recipe(found, True, why)
-    stock = families.stock_encoding(families.family(base.config))
-    own = encodings.encoding(source or stock) if isinstance(source, str | None) else None
-    rope: Any = None if own is None or any(own.layers) else own.rotary
-    if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
-        return Recipe(
-            found, True, f"auto: the encoding as it is given, because {source or stock} is replaced"
-        )
-    which = "the pairs that the model rotates"
-    if rope.fraction == 1:  # else an earlier adaptation, say, has chosen
-        which = f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
-        rope = _kept(base, length, rope)
-        if isinstance(rope, str):
-            return Recipe(found, True, f"auto: the encoding as it is given, because {rope}")
-    parts = [_richer(part) for part in found.parts]
-    why = f"auto: keeps {which} (fraction {rope.fraction:g})"
-    if parts != list(found.parts):
+        return Recipe(encoding, True, as_given)
+    if encoding.rotary is not None or encoding.adds or any(encoding.layers) or not encoding.terms:
+        why = f"{as_given}, because it does not only add to all scores"
+        return Recipe(encoding, True, why)
+    rope, why = _kept_rotation(base, length, source)
+    if rope is None:
+        return Recipe(encoding, True, f"{as_given}, because {why}")
+    parts = [_richer(part) for part in encoding.parts]
+    why = f"auto: keeps {why} (fraction {rope.fraction:g})"
+    if parts != list(encoding.parts):
         why += ", and gives wavelets biases and a projection"
     return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
 
@@ -104,29 +74,37 @@ def _richer(part: Encoding) -> Encoding:
     return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
 
 
-def _kept(base: Any, length: int, rope: RoPE) -> RoPE | str:
-    """Return `rope` with the fraction of pairs that turn often enough, or why none is kept."""
+def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, str]:
+    """Return RoPE with the pairs to keep, and which they are; or None, and why none is kept."""
     config = base.config
+    stock = families.stock_encoding(families.family(config))
+    current = encodings.encoding(source or stock) if isinstance(source, str | None) else None
+    rope: Any = None if current is None or any(current.layers) else current.rotary
+    if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
+        return None, f"{source or stock} is replaced"
+    if rope.fraction != 1:  # an earlier adaptation, say, has chosen
+        return rope, "the pairs that the model rotates"
     if families.family(config) in families.PARTIAL:
-        return "the model rotates a part of each head"
-    own = rope
+        return None, "the model rotates a part of each head"
+    scaled = rope
     if rope.theta is None:
         if list(rope_config.bases(config)) != [rope_config.ALL_LAYERS]:
-            return "the layers of the model have several bases"
-        own = with_base(rope, config, Slot())
+            return None, "the layers of the model have several bases"
+        scaled = with_base(rope, config, Slot())
     size = max(families.head_dims(base))
     lengths = {"length": length, "trained_length": config.max_position_embeddings}
-    found, factor = own.frequencies(size, **lengths)
-    turning = int((found * length >= TURNS * 2 * math.pi).sum())
+    frequencies, factor = scaled.frequencies(size, **lengths)
+    turning = int((frequencies * length >= TURNS * 2 * math.pi).sum())
     if not turning:
-        return f"no pair turns {TURNS} times within {length} tokens"
-    if own.type is not None:  # a fraction goes without a type, and with theta ours has none
-        rope = RoPE(theta=own.theta)
+        return None, f"no pair turns {TURNS} times within {length} tokens"
+    if scaled.type is not None:  # a fraction goes without a type, and with theta ours has none
+        rope = RoPE(theta=scaled.theta)
         plain = rope.frequencies(size)[0]
-        if factor != 1 or not np.allclose(found[:turning], plain[:turning], 1e-9, 0):
-            return f"the model scales its fast pairs, too (rope_type {own.type})"
+        if factor != 1 or not np.allclose(frequencies[:turning], plain[:turning], 1e-9, 0):
+            return None, f"the model scales its fast pairs, too (rope_type {scaled.type})"
     # rounded down, it would lose a pair
-    return dataclasses.replace(rope, fraction=math.ceil(1e6 * turning / len(found)) / 1e6)
+    rope = dataclasses.replace(rope, fraction=math.ceil(1e6 * turning / len(frequencies)) / 1e6)
+    return rope, f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
 
 
 # ---- transfer -----------------------------------------------------------------------------------
@@ -141,48 +119,41 @@ class Teacher:
     def loss(self, student: nn.Module, bare: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """Return the mean relative squared error of attention outputs.
 
-        Parameters
-        ----------
-        student : nn.Module
-            The patched model as it is trained, wrapped or not.
-        bare : nn.Module
-            The patched model itself.
-        inputs : dict
-            A batch.
+        `student` is the patched model as it is trained, wrapped or not, and `bare` the model
+        itself.
         """
-        place = next(student.parameters()).device
-        last = torch.tensor([-1], device=place)  # given a 1, a Gemma 4 leaves tokens out of layers
-        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": last}
-        if next(self.model.parameters()).device != place:
-            self.model.to(place)
+        device = next(student.parameters()).device
+        last = torch.tensor([-1], device=device)  # given a 1, a Gemma 4 leaves tokens out of layers
+        batch = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": last}
+        if next(self.model.parameters()).device != device:
+            self.model.to(device)
         with (
             torch.no_grad(),
             _recorded(_attentions(self.model)) as wanted,
-            _hidden(self.model) as hidden,
+            _layer_inputs(self.model) as layer_inputs,
         ):
-            self.model(**given)
-        layers = families.decoder(bare).layers
+            self.model(**batch)
         with (
-            _recorded(_attentions(bare)) as found,
-            _recorded(layers) as outputs,
-            _hidden(bare, hidden),
+            _recorded(_attentions(bare)) as learned,
+            _recorded(families.decoder(bare).layers) as outputs,
+            _layer_inputs(bare, layer_inputs),
             _attention_alone(bare),
         ):
             # As the output of the pass, so that wrappers see which parameters it depends on. FSDP2
             # gathers those of a layer when the gradient of the layer's output arrives.
             hook = bare.register_forward_hook(
-                lambda *_: _error(found, wanted) + 0 * sum(x.sum() for x in outputs)
+                lambda *_: _error(learned, wanted) + 0 * sum(x.sum() for x in outputs)
             )
             try:
-                return student(**given)
+                return student(**batch)
             finally:
                 hook.remove()
 
 
-def _error(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+def _error(learned: list[Tensor], wanted: list[Tensor]) -> Tensor:
     """Return the mean over layers and rows, so that a batch may be cut into parts."""
     errors = []
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(learned, wanted, strict=True):
         error, size = (x.float().flatten(1).pow(2).sum(-1) for x in (got - want, want))
         errors.append(error / size.clamp(min=1e-20))
     return torch.stack(errors).mean()
@@ -195,39 +166,41 @@ def _attentions(model: nn.Module) -> list[Any]:
 @contextmanager
 def _recorded(modules: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
     """Yield a list that gets the output of each module."""
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def hook(module: nn.Module, args: Any, out: Any) -> None:
-        found.append(out[0] if isinstance(out, tuple) else out)
+        outputs.append(out[0] if isinstance(out, tuple) else out)
 
     with ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(hook).remove)
-        yield found
+        yield outputs
 
 
 @contextmanager
-def _hidden(model: nn.Module, given: list[Tensor] | None = None) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the input of each decoder layer, or give the layers these inputs."""
-    found: list[Tensor] = []
-    rest = iter(given or ())
+def _layer_inputs(
+    model: nn.Module, replacements: list[Tensor] | None = None
+) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the input of each decoder layer, or replace the inputs by others."""
+    inputs: list[Tensor] = []
+    rest = iter(replacements or ())
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         first, *others = args or (kwargs["hidden_states"],)
-        if given is None:
-            found.append(first)
+        if replacements is None:
+            inputs.append(first)
             return None
         return (next(rest), *others), {k: v for k, v in kwargs.items() if k != "hidden_states"}
 
     with ExitStack() as stack:
         for layer in families.decoder(model).layers:
             stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        yield found
+        yield inputs
 
 
 @contextmanager
 def _attention_alone(model: nn.Module) -> Iterator[None]:
-    """Leave out the MLPs, whose outputs no layer reads here; mixtures of experts still run.
+    """Skip the MLPs, whose outputs no layer reads here; mixtures of experts still run.
 
     Recomputing in the backward pass would come after the hooks are gone, so layers keep all.
     """

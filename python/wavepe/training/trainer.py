@@ -1,44 +1,42 @@
-"""The training of `adapt`, and the folder that keeps what is done."""
+"""The training of a swapped model by transformers' Trainer, and the folder that keeps it."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.utils import CONFIG_NAME
 
-from ..analysis._perplexity import perplexity
-from ..common.files import lock_folder, new_file, writing
+from ..analysis import perplexity
+from ..common.errors import UsageError
+from ..common.files import writing
 from ..common.labels import suggestion
 from ..common.runtime import command_for
 from ..hf.folder import note_perplexities
-from ..hf.learned import MODULE_NAME, learned_ids
+from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
-from .folder import results_of_adapt
+from .device import without_bars
+from .folder import RESULTS, changed, locked, refuse_changes, results_of_adapt, write_json
+from .plan import Plan
 
-RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
-LEARNED_FACTOR = 10  # rate of what an encoding learns, relative to that of the weights
-TRANSFER_FACTOR = 3  # rate of a step of transfer, likewise
-WARM_UP = 0.05  # of the steps of each kind
 
 Progress = Callable[[str, int, int], None]
 
 
 def with_adapters(model: Any, rank: int) -> Any:
-    """Return PEFT's model with LoRA adapters; what an encoding learns is trained as it is."""
+    """Return PEFT's model with LoRA adapters; the parameters of an encoding have no adapters."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -51,58 +49,21 @@ def with_adapters(model: Any, rank: int) -> Any:
         modules_to_save=[MODULE_NAME] if learned else None,
         task_type="CAUSAL_LM",
     )
-    made = get_peft_model(model, config)
-    # By a name PEFT looks for the model at each checkpoint; a patched one is at no place.
-    made.peft_config["default"].base_model_name_or_path = ""
-    return made
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How one model is trained: `transfer` of the `steps` are of transfer."""
-
-    steps: int
-    transfer: int
-    rate: float
-    batch_size: int
-    seed: int
-    training: dict[str, Any]
-
-    def factor(self, step: int) -> float:
-        """Return the factor on the rates at a step: warm-up, then constant or a cosine."""
-        if step < self.transfer:
-            return TRANSFER_FACTOR * self._warm(step, self.transfer)
-        step, steps = step - self.transfer, self.steps - self.transfer
-        return self._warm(step, steps) * (1 + math.cos(math.pi * step / steps)) / 2
-
-    @staticmethod
-    def _warm(step: int, steps: int) -> float:
-        return min(1.0, (step + 1) / max(1, round(WARM_UP * steps)))
-
-
-def _optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """Return AdamW without decay; what encodings learn has its own rate."""
-    learned = learned_ids(model)
-    groups: dict[bool, list[Any]] = {True: [], False: []}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            groups[id(parameter) in learned].append(parameter)
-    given: list[dict[str, Any]] = [
-        {"params": groups[False]},
-        {"params": groups[True], "lr": rate * LEARNED_FACTOR},
-    ]
-    return torch.optim.AdamW(given, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    adapted = get_peft_model(model, config)
+    # PEFT would look the base model up by name at every checkpoint. A patched model exists only in
+    # memory, so the name stays empty.
+    adapted.peft_config["default"].base_model_name_or_path = ""
+    return adapted
 
 
 def _trainer(
-    name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, folder: Path, progress: Any
+    model: Any, teacher: Any, rows: Tensor, plan: Plan, arguments: Any, progress: Any
 ) -> Any:
+    """Return a Trainer that takes the rows in their order, and follows the plan."""
     import transformers
     from torch.utils.data import SequentialSampler
 
     class AdaptTrainer(transformers.Trainer):
-        """The rows are in their order already, and the loss follows the step."""
-
         optimizer: Any  # for type checkers
         lr_scheduler: Any
 
@@ -111,13 +72,13 @@ def _trainer(
 
         def create_optimizer(self, *_: Any) -> Any:
             if self.optimizer is None:
-                self.optimizer = _optimizer(self.model, plan.rate)
+                self.optimizer = plan.optimizer(self.model)
             return self.optimizer
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             if self.lr_scheduler is None:
-                made = torch.optim.lr_scheduler.LambdaLR
-                self.lr_scheduler = made(self.optimizer, plan.factor)
+                scheduler = torch.optim.lr_scheduler.LambdaLR
+                self.lr_scheduler = scheduler(self.optimizer, plan.factor)
             return self.lr_scheduler
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -134,16 +95,15 @@ def _trainer(
     class Report(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if progress is not None:
-                progress(name, state.global_step, plan.steps)
+                progress(plan.name, state.global_step, plan.steps)
 
     items = [{"input_ids": row, "labels": row} for row in rows]
-    given = training_arguments(plan, folder)
-    trainer = AdaptTrainer(model, given, train_dataset=items, callbacks=[Report()])
+    trainer = AdaptTrainer(model, arguments, train_dataset=items, callbacks=[Report()])
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
-# Arguments of TrainingArguments, and short names, that are other arguments of `adapt`.
+# Names that users may know from TrainingArguments, and the argument of `adapt` that replaces each.
 _NAMES = {
     "batch": "batch_size", "per_device_train_batch_size": "batch_size", "lr": "learning_rate",
     "max_steps": "tokens", "num_train_epochs": "tokens", "output_dir": "folder",
@@ -169,28 +129,26 @@ def _training_names() -> set[str]:
     return {field.name for field in dataclasses.fields(TrainingArguments)}
 
 
-def training_arguments(plan: Plan, folder: Path) -> Any:
-    """Return the TrainingArguments, which also know the device."""
+def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) -> Any:
+    """Return the TrainingArguments, which also know the device; `training` are the user's."""
     from transformers import TrainingArguments
 
     old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
-    renamed = new in _training_names()
-    training = {k.replace(old, new) if renamed else k: x for k, x in plan.training.items()}
-    given = {
+    if new in _training_names():
+        training = {key.replace(old, new): value for key, value in training.items()}
+    arguments = {
         "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
-        "per_device_train_batch_size": plan.batch_size, "report_to": "none", "disable_tqdm": True,
+        "per_device_train_batch_size": plan.batch, "report_to": "none", "disable_tqdm": True,
         "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
         "ddp_find_unused_parameters": plan.transfer > 0,
         "dataloader_pin_memory": torch.cuda.is_available(), **training,
     }  # fmt: skip
-    return TrainingArguments(**given)
+    return TrainingArguments(**arguments)
 
 
 # ---- the folder ---------------------------------------------------------------------------------
 
-# Settings of which only the beginning of a digest is shown.
-_DIGESTS = ("data", "weights")
-# What follows from other settings, and is not named beside them.
+# Settings that follow from others: the message omits them if those differ too.
 _FOLLOWS = {
     "encoding": {"recipe", "length"},
     "lengths": {"length"},
@@ -199,95 +157,71 @@ _FOLLOWS = {
 }
 
 
-class OtherSettings(ValueError):
-    """A folder holds an adaptation with other settings: name -> (there, in this call)."""
-
-    def __init__(self, folder: Path, changes: dict[str, tuple[Any, Any]], finished: bool) -> None:
-        self.folder, self.changes, self.finished = folder, changes, finished
-        names = {name: name for name in changes}
-        super().__init__(self.told(names, "give its model to adapt"))
-
-    def told(self, names: Mapping[str, str], how: str) -> str:
-        """Return the message; a setting that `names` lacks is an option. `how` trains on."""
-        found = [
-            f"{names.get(key, f'--{key}'.replace('_', '-'))} {old} there, {new} here"
-            for key, (old, new) in self.changes.items()
-        ]
-        return (
-            f"{self.folder} holds an adaptation with other settings ({'; '.join(found)}): give "
-            f"another folder{f', or train its model on: {how}' * self.finished}"
-        )
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, without those that only follow from others."""
+    ignored = "model" if "weights" in before else "weights"  # earlier versions knew the name alone
+    changes = changed(*({**_flat(x), ignored: None} for x in (before, now)))
+    return {k: pair for k, pair in changes.items() if not _FOLLOWS.get(k, set()) & changes.keys()}
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    if "weights" not in before:  # of an earlier version: a model is known by its name alone
-        now = {key: x for key, x in now.items() if key != "weights"}
-    else:
-        before, now = ({**x, "model": None} for x in (before, now))
-    there, here = map(_told, (before, now))
-    keys = (there | here).keys()
-    pairs = {key: (there.get(key, "not given"), here.get(key, "not given")) for key in keys}
-    other = {key for key, (old, new) in pairs.items() if old != new}
-    return {k: x for k, x in pairs.items() if k in other and not _FOLLOWS.get(k, set()) & other}
-
-
-def _told(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what is given of the settings, as a user reads it."""
-    found = {key: x for key, x in settings.items() if key != "training" and x is not None}
-    found |= {key: f"sha256:{found[key][:16]}" for key in _DIGESTS if key in found}
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with an entry for each argument of the training, and short digests."""
+    flat = {key: value for key, value in settings.items() if key != "training"}
+    flat |= {key: f"sha256:{flat[key][:16]}" for key in ("data", "weights") if key in flat}
     for pair in settings["training"]:  # "('bf16', True)"
         name, _, value = pair[2:-1].partition("', ")
-        found[name] = value
-    return found
+        flat[name] = value
+    return flat
+
+
+def check_folder(folder: Path) -> dict[str, Any] | None:
+    """Return the results in the folder, None in a new one; UsageError if others wrote there."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file: give a folder")
+    results = results_of_adapt(folder)
+    for name in (RESULTS, CONFIG_NAME) if results is None else ():
+        if (folder / name).exists():
+            raise UsageError(f"adapt did not write {folder / name}: give another folder")
+    return results
 
 
 class Run:
-    """The folder of an adaptation: what is done is not done again."""
+    """An adaptation and its folder: what is done is not done again.
 
-    def __init__(self, folder: Path, kept: bool, settings: dict[str, Any]) -> None:
-        self.folder, self.kept, self.settings = folder, kept, settings
-        self.perplexity: dict[str, dict[int, float]] = {}
-        self.seconds: dict[str, float] = {}
-        found = results_of_adapt(folder)
-        if found is None:
-            # The first process alone, which may be writing the file.
-            for name in (RESULTS, CONFIG_NAME) if _is_first_process() else ():
-                if (folder / name).exists():
-                    raise ValueError(f"adapt did not write {folder / name}: give another folder")
-            return
-        numbers = found["perplexity"].items()
-        self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
-        self.seconds = found["seconds"]
-        # FSDP may load the weights in the first process alone.
-        if _is_first_process() and (changes := _changes(found["settings"], settings)):
-            raise OtherSettings(folder, changes, self.finished)
+    Without a folder it has a temporary one. Of several processes only rank 0 locks, checks and
+    writes the folder: the others could see a file half-written, or weights that FSDP left out.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
+        self.folder, self.settings, self.is_kept = folder, settings, is_kept
+        results = check_folder(folder) if _is_first_process() else results_of_adapt(folder)
+        figures = (results or {}).get("perplexity", {})
+        self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
+        self.seconds: dict[str, float] = (results or {}).get("seconds", {})
+        if results is not None and _is_first_process():
+            refuse_changes(
+                folder, "an adaptation", _changes(results["settings"], settings),
+                ", or give its model to adapt, which trains it on" * self.finished,
+            )  # fmt: skip
+        elif results is None:
+            self._write()
 
     @classmethod
     @contextmanager
     def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
-        """Yield the run, in a temporary folder if none is given; the first process locks it.
-
-        OSError if another run works there.
-        """
+        """Yield the run; OSError if another run works in the folder."""
         if folder is None:
             with tempfile.TemporaryDirectory() as temporary:
-                yield cls(Path(temporary), False, settings)
+                yield cls(Path(temporary), settings, is_kept=False)
             return
-        lock = lock_folder(Path(folder)) if _is_first_process() else None
-        try:
-            run = cls(Path(folder), True, settings)
-            if not (run.folder / RESULTS).exists():
-                run.write()
-            yield run
-        finally:
-            if lock is not None:
-                os.close(lock)
+        with locked(Path(folder)) if _is_first_process() else nullcontext():
+            yield cls(Path(folder), settings, is_kept=True)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return attributes of `Adapted`."""
-        given = {"perplexity": self.perplexity, "settings": self.settings}
-        return given | {"encoding": self.settings["encoding"], "seconds": self.seconds["adapted"]}
+        facts = {"perplexity": self.perplexity, "settings": self.settings}
+        return facts | {"encoding": self.settings["encoding"], "seconds": self.seconds["adapted"]}
 
     @property
     def finished(self) -> bool:
@@ -295,28 +229,14 @@ class Run:
         written = "adapted" in self.perplexity and (self.folder / CONFIG_NAME).exists()
         return written and not (self.folder / CHECKPOINTS / "adapted").exists()
 
-    def discard_checkpoints(self) -> None:
-        """Remove the checkpoints; first they get a hidden name, so that no run finds half of them.
+    @property
+    def _writes(self) -> bool:
+        return self.is_kept and _is_first_process()
 
-        Another process may have been killed while it did so.
-        """
-        if self.kept and _is_first_process():
-            hidden = self.folder / f".{CHECKPOINTS}"
-            shutil.rmtree(hidden, ignore_errors=True)
-            with suppress(FileNotFoundError):
-                os.rename(self.folder / CHECKPOINTS, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
-
-    def write(self) -> None:
-        if not (self.kept and _is_first_process()):
-            return
-        content = {
-            "settings": self.settings,
-            "perplexity": self.perplexity,
-            "seconds": self.seconds,
-        }
-        with new_file(self.folder / RESULTS) as part:
-            part.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    def _write(self) -> None:
+        if self._writes:
+            results = {name: getattr(self, name) for name in ("settings", "perplexity", "seconds")}
+            write_json(self.folder / RESULTS, results)
 
     def measure(
         self, name: str, model: Any, ids: Tensor, lengths: list[int], progress: Progress | None
@@ -331,37 +251,60 @@ class Run:
                 what = f"{name}, {length} tokens"
                 report = lambda done, total, what=what: progress(what, done, total)  # noqa: E731
             self.perplexity[name][length] = perplexity(model, ids, length, progress=report)
-        self.write()
+        self._write()
 
     def train(
-        self, name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, progress: Any
+        self,
+        model: Any,
+        teacher: Any,
+        rows: Tensor,
+        plan: Plan,
+        training: Mapping[str, Any],
+        progress: Progress | None,
     ) -> None:
         """Train a model, from its last whole checkpoint if there is one."""
-        folder = self.folder / CHECKPOINTS / name
+        folder = self.folder / CHECKPOINTS / plan.name
         if _is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
+        arguments = training_arguments(plan, training, folder)
         with writing(self.folder), without_bars(), _restored(model):  # a full disk has its name
-            trainer = _trainer(name, model, teacher, rows, plan, folder, progress)
+            trainer = _trainer(model, teacher, rows, plan, arguments, progress)
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        self.write()
+        seconds = time.perf_counter() - start
+        self.seconds[plan.name] = self.seconds.get(plan.name, 0.0) + seconds
+        self._write()
 
     def finish(self, model: Any, tokenizer: Any) -> None:
         """Write the model, and remove the checkpoints."""
-        if not self.kept:
+        if not self.is_kept:
             return
         # FSDP2 shards parameters: all processes must gather them
-        state = {name: _whole(x) for name, x in model.state_dict().items()}
+        weights = {
+            name: x.full_tensor() if hasattr(x, "full_tensor") else x
+            for name, x in model.state_dict().items()
+        }
         if not _is_first_process():
             return
         with writing(self.folder), without_bars():
-            model.save_pretrained(self.folder, state_dict=state)
+            model.save_pretrained(self.folder, state_dict=weights)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.folder)
-        found = {str(n): x for n, x in self.perplexity["adapted"].items()}
-        note_perplexities(self.folder, self.settings["encoding"], found)
+        figures = {str(n): x for n, x in self.perplexity["adapted"].items()}
+        note_perplexities(self.folder, self.settings["encoding"], figures)
         self.discard_checkpoints()
+
+    def discard_checkpoints(self) -> None:
+        """Remove the checkpoints; first they get a hidden name, so that no run finds half of them.
+
+        Another process may have been killed while it did so.
+        """
+        if self._writes:
+            hidden = self.folder / f".{CHECKPOINTS}"
+            shutil.rmtree(hidden, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                os.rename(self.folder / CHECKPOINTS, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
@@ -376,20 +319,6 @@ def _restored(model: Any) -> Iterator[None]:
             vars(model).pop(name, None)
         vars(model).update(before)
         model.config.use_cache = use_cache
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Leave out transformers' bars, one for each checkpoint; `progress` shows the progress."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def model_digest(model: Any) -> str:
@@ -407,20 +336,14 @@ def model_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _whole(x: Tensor) -> Tensor:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
 def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the last checkpoint that is whole: Trainer writes its state last."""
-    found = []
+    steps = {}
     for state in folder.glob("checkpoint-*/trainer_state.json"):
-        try:
-            found.append((json.loads(state.read_text("utf-8"))["global_step"], state.parent))
-        except (ValueError, KeyError):
-            continue
-    return str(max(found)[1]) if found else None
+        with suppress(ValueError, KeyError):
+            steps[json.loads(state.read_text("utf-8"))["global_step"]] = str(state.parent)
+    return steps[max(steps)] if steps else None

@@ -1,0 +1,233 @@
+"""The training of a small model on batches that follow from the step (needs torch)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import wavepe
+
+from ..common.errors import CommandError
+from ..common.files import TERMINATION_SIGNALS, new_file, raise_interrupt
+from .device import CPU, Device
+from .plan import Plan
+
+CLIP = 1.0
+# Weight of the text between the statements in the loss of a task.
+TEXT_WEIGHT = 1.0
+# Weight of the newest step in the running mean of the loss.
+LOSS_MEMORY = 0.02
+
+Tell = Callable[..., None]  # tell(event, *values): see `progress.Report.teller`
+
+
+class Batch(NamedTuple):
+    """Tokens (batch, length + 1), and for a task, which of them are answers, bool (batch, length).
+
+    The model predicts each token from those before it.
+    """
+
+    tokens: torch.Tensor
+    asked: torch.Tensor | None
+
+
+_PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants", "devices")
+_WITH_STATE = ("model", "optimizer")
+
+
+@dataclass
+class State:
+    """The state of a training; `loss` is a running mean in nats per token.
+
+    `variants` (of kernels) and `devices` list all that the training ran on, because results of
+    others differ by rounding. `run` is the digest of the comparison's settings.
+    """
+
+    model: Any  # a Hugging Face model
+    optimizer: torch.optim.Optimizer
+    spec: str = ""
+    seed: int = 0
+    run: str = ""
+    step: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    variants: list[str] = field(default_factory=lambda: [wavepe.variant()])
+    devices: list[str] = field(default_factory=lambda: [CPU.label])
+
+    def save(self, path: Path) -> None:
+        content = {name: getattr(self, name) for name in _PLAIN}
+        content |= {name: getattr(self, name).state_dict() for name in _WITH_STATE}
+        # An open file, because torch hides the system's errors if it is given a path.
+        with new_file(path) as part, part.open("wb") as file:
+            torch.save(content, file)
+
+    def load(self, path: Path) -> None:
+        # load_state_dict copies from the CPU to the device.
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if (content.get("spec"), content.get("seed")) != (self.spec, self.seed):
+            raise ValueError(f"it is of {content.get('spec')} with seed {content.get('seed')}")
+        if content.get("run") != self.run:
+            raise ValueError("it belongs to another comparison")
+        for name in _WITH_STATE:
+            getattr(self, name).load_state_dict(content[name])
+        content.setdefault("devices", [CPU.label])  # old states do not have this key
+        for name in _PLAIN:
+            setattr(self, name, content[name])
+
+
+def train(
+    plan: Plan,
+    model: Any,
+    batch_at: Callable[[int], Batch],
+    saved: Path,
+    run: str,
+    save_every: int,
+    tell: Tell,
+    device: Device = CPU,
+    keep: Callable[[Any, int], None] | None = None,
+) -> State:
+    """Train to the last step, from the beginning or from the state `saved` if it exists.
+
+    `keep(model, step)` is called at the kept steps of the plan. The state is saved every
+    `save_every` steps. After Ctrl-C, SIGTERM or SIGHUP, the function finishes the step, saves the
+    state and raises KeyboardInterrupt. Before each save, it checks that all losses up to this step
+    are finite.
+    """
+    model = model.to(device.place)
+    # Of a model that knows nothing, the loss is that of a guess among all tokens.
+    state = State(
+        model, plan.optimizer(model, fused=True), plan.name, plan.seed, run,
+        loss=math.log(model.config.vocab_size), devices=[device.label],
+    )  # fmt: skip
+    if saved.exists():
+        try:
+            state.load(saved)
+        except Exception as error:
+            raise CommandError(
+                f"cannot resume from {saved} ({error}): delete this file to train from the start"
+            ) from error
+    tell("skip", state.step)
+    if state.step:
+        tell("note", f"{plan.name}: resumes at step {state.step}")
+    _note_changes(state, tell, device)
+    model.train()
+    unread: list[torch.Tensor] = []
+    with _interrupt_noted() as noted:
+        while state.step < plan.steps:
+            began = time.perf_counter()
+            rate = plan.rate * plan.factor(state.step)
+            unread.append(_train_step(state, batch_at(state.step), rate, device))
+            state.step += 1
+            last = state.step == plan.steps
+            kept = state.step in plan.kept_steps
+            due = state.step % save_every == 0 and not last
+            if last or due or kept or state.step % device.read_every == 0:
+                _read_losses(state, unread, tell)
+            if kept and keep is not None:
+                keep(state.model, state.step)
+            state.seconds += time.perf_counter() - began
+            if noted or due:
+                _read_losses(state, unread, tell)
+                state.save(saved)
+            if noted:
+                noted[0]()
+    return state
+
+
+def _note_changes(state: State, tell: Tell, device: Device) -> None:
+    """Report and record if a training continues with another variant or on another device."""
+    for used, now, what, extent in (
+        (state.variants, wavepe.variant(), "with variant ", " in their last digits"),
+        (state.devices, device.label, "on ", ""),
+    ):
+        if now not in used:
+            before, after = what + " and ".join(used), what.replace("variant ", "") + now
+            tell(
+                "note",
+                f"{state.spec}: began {before}, continues {after}: figures may differ{extent}",
+            )
+            used.append(now)
+
+
+def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torch.Tensor:
+    """Do one step; return its loss and the norm of its gradient, on the device."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    tokens = device.put(batch.tokens)
+    with device.autocasting():
+        logits = state.model(input_ids=tokens[:, :-1], use_cache=False).logits
+    logits, targets = logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
+    if batch.asked is None:
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+    else:
+        asked = device.put(batch.asked).flatten()
+        each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+        loss = each[asked].mean() + each.mean() * TEXT_WEIGHT
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), CLIP)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return torch.stack((loss.detach(), norm))
+
+
+def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> None:
+    """Add the results of `_train_step` since the last call to the running mean.
+
+    CommandError if one is not finite, because the weights are not finite either.
+    """
+    if not unread:
+        return
+    for step, (loss, norm) in enumerate(torch.stack(unread).tolist(), state.step - len(unread)):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise CommandError(
+                f"{state.spec}: the loss is {loss} and the norm of its gradient {norm} at step "
+                f"{step}: try a smaller `lr`"
+            )
+        state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / (step + 1))
+    unread.clear()
+    tell("step", state.step, state.loss)
+
+
+@contextmanager
+def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
+    """Yield a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP.
+
+    The signal does nothing else. A second one acts at once.
+    """
+    noted: list[Callable[[], Any]] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *TERMINATION_SIGNALS)}
+    # Not signals that are ignored, or that other code handles
+    handlers = {
+        number: handler
+        for number, handler in handlers.items()
+        if handler in (signal.default_int_handler, raise_interrupt)
+    }
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(functools.partial(handlers[number], number, frame))
+        restore()
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()
+    if noted:  # it came after the last step
+        noted[0]()

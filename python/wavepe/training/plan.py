@@ -1,0 +1,68 @@
+"""How one model is trained: its steps, the schedule of the learning rate, and the optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..hf.learned import learned_ids, parameter_groups
+
+BETAS = (0.9, 0.95)
+TRANSFER_RATE = 3  # of a transfer step, relative to other steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a training.
+
+    The rate warms up in the share `warm_up` of the steps. A cosine lowers it to the share
+    `last_rate`: after the warm-up, or from the first step on if it ends at 0. The first `transfer`
+    steps reproduce the outputs of a teacher's attention, and have a warm-up of their own. The
+    checkpoints after `kept_steps` are kept.
+
+    The model's matrices decay, but nothing that an encoding learns. If no weight decays, the
+    parameters of encodings have `learned_rate` times the rate.
+    """
+
+    name: str
+    seed: int
+    steps: int
+    batch: int
+    length: int
+    rate: float
+    warm_up: float = 0.1
+    last_rate: float = 0.05
+    decay: float = 0.1
+    learned_rate: float = 1.0
+    transfer: int = 0
+    kept_steps: tuple[int, ...] = ()
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the rates at a step."""
+        if step < self.transfer:
+            return TRANSFER_RATE * min(1.0, (step + 1) / self._warm_steps(self.transfer))
+        step, steps = step - self.transfer, self.steps - self.transfer
+        warm = self._warm_steps(steps)
+        begin = warm if self.last_rate else 0  # of the cosine
+        done = max(0, step - begin) / max(1, steps - begin)
+        cosine = self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
+        return min(1.0, (step + 1) / warm) * cosine
+
+    def _warm_steps(self, steps: int) -> int:
+        return max(1, round(self.warm_up * steps))
+
+    def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+        """Return AdamW for the parameters that are trained."""
+        if self.decay:
+            groups = parameter_groups(model, self.decay)
+        else:
+            learned, groups = learned_ids(model), [{"params": []}, {"params": []}]
+            for weight in filter(lambda x: x.requires_grad, model.parameters()):
+                groups[id(weight) in learned]["params"].append(weight)
+            groups[1]["lr"] = self.rate * self.learned_rate
+            options["weight_decay"] = 0.0
+        return torch.optim.AdamW(groups, lr=self.rate, betas=BETAS, **options)
