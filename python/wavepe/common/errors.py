@@ -32,7 +32,7 @@ class CommandError(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return _OPTION.sub(lambda found: found[1].replace("-", "_"), self.message)
+        return _OPTION.sub(lambda match: match[1].replace("-", "_"), self.message)
 
 
 class UsageError(CommandError, ValueError):
