@@ -244,7 +244,7 @@ def commands() -> str:
     """The help of every command."""
     os.environ["COLUMNS"] = "88"  # where argparse breaks lines
     parts = []
-    for command in ("", *wavepe.cli._COMMANDS):
+    for command in ("", *wavepe.cli.COMMANDS):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             code = wavepe.cli.main([*command.split(), "--help"])

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -237,30 +236,6 @@ def test_characters_that_stdout_does_not_take(encoding):
 
 
 # ------------------------------------------------------------------ errors
-
-IN_A_FINALISER = """
-import os, signal, sys, time
-from wavepe.common.files import interrupt_on_signals
-
-class Interrupted:
-    def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
-        time.sleep(1)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-with interrupt_on_signals():
-    Interrupted()
-    time.sleep(30)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_inside_a_finaliser_is_not_lost(number):
-    """Python drops what a finaliser raises."""
-    done = python("-c", IN_A_FINALISER, int(number))
-    assert done.returncode == -number
-    assert "ignored" not in done.stderr
 
 
 @pytest.mark.parametrize(

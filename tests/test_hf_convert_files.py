@@ -198,30 +198,6 @@ def test_what_a_signal_leaves(tmp_path):
     load(target)
 
 
-def test_a_second_ctrl_c_leaves_nothing_either(tmp_path, monkeypatch):
-    source, rmtree = stock(tmp_path / "source", "sharded"), shutil.rmtree
-
-    def interrupted(*args, **options):
-        signal.raise_signal(signal.SIGINT)
-        rmtree(*args, **options)
-
-    def fail(*args, **options):
-        raise KeyboardInterrupt
-
-    # a shell's background job ignores it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "copyfile", fail)
-            patch.setattr(shutil, "rmtree", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                convert(source, tmp_path / "new" / "target", "alibi")
-        assert list(tmp_path.iterdir()) == [source]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_modes_and_links(tmp_path):
     source, target = stock(tmp_path / "source", "sharded"), tmp_path / "target"
     weights = sorted(path.name for path in source.glob("*.safetensors"))

@@ -182,18 +182,14 @@ def test_beams(spec):
             whole = module(x[:, : cache.length], key_mask=mask)
             assert close(got, whole[:, -1:], 1e-6)
     KVCache().reorder(torch.tensor([0]))
-    for wrong, words in (
-        ([0], r"indices must be an integer Tensor \(B,\)"),
-        (torch.tensor(0), r"indices must be an integer Tensor \(B,\)"),
-        (torch.ones(2), "indices must be integers, got"),
-        (torch.ones(2, dtype=torch.bool), "indices must be integers, got"),
-        (torch.tensor([5]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
-        (torch.tensor([0, 3]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
-        (torch.tensor([-1]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
+    for wrong in ([0], torch.tensor(0), torch.ones(2), torch.ones(2, dtype=torch.bool)):
+        with pytest.raises(RuntimeError, match=r"indices must be an integer Tensor \(B,\)"):
             cache.reorder(wrong)
-    assert cache.length == 7
+    for rows in ([5], [0, 3], [-1]):
+        with pytest.raises(IndexError):
+            cache.reorder(torch.tensor(rows))
+    got = module(x[:, :1], cache=cache)
+    assert (cache.length, got.shape) == (8, (3, 1, 32))  # it has not changed
 
 
 def test_reset_crop_and_branches():

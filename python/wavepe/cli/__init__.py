@@ -21,7 +21,7 @@ from ..common.files import interrupt_on_signals
 from ..common.labels import fold, suggestion
 
 # Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
-_COMMANDS = {
+COMMANDS = {
     "compare": "train one small Llama for each position encoding, and evaluate it on longer text",
     "perplexity": "measure the perplexity of a model at several sequence lengths",
     "bands": "show which rotary pair of each head is largest, and which one theory predicts",
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _make_streams_safe()
     argv = list(sys.argv[1:] if argv is None else argv)
-    command = argv[0] if argv and argv[0] in _COMMANDS else None
+    command = argv[0] if argv and argv[0] in COMMANDS else None
     name = f"wavepe {command}" if command else "wavepe"
     with interrupt_on_signals():
         return _finish(name, *_run(name, command, argv))
@@ -167,7 +167,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
             close = suggestion(unknown[0].partition("=")[0], options, _OTHER_NAMES)
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{close} ({name} --help)")
         if command is None:
-            raise UsageError("give a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
+            raise UsageError("give a command: " + ", ".join(COMMANDS) + " (wavepe --help)")
         with _results_alone(args):
             return importlib.import_module(f".{command}", __name__).run(args), ""
     except SystemExit as stop:  # --help, --version
@@ -211,7 +211,7 @@ def _parser(command: str | None, flags: dict[str, str]) -> argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"wavepe {wavepe.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name, text in _COMMANDS.items():
+    for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:
             importlib.import_module(f".{name}", __name__).add_arguments(sub)

@@ -13,7 +13,6 @@ from ..analysis import measured_band, plots, predicted_band
 from ..arrays.rope_frequencies import DEFAULT_THETA
 from ..experiments.model import Model
 from ..experiments.tables import print_table
-from ..experiments.text import tokens_for
 from . import measuring
 from .options import Number
 
@@ -24,14 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe bands``."""
     measuring.add_arguments(parser)
     add = parser.add_argument
-    add(
-        "--of",
-        choices=("key", "query"),
-        default="key",
-        help="measure keys or queries (default: %(default)s)",
-    )
-    add("--length", action=Number,
-        help=f"tokens to run (default: the trained length, at most {_LONGEST})")  # fmt: skip
+    add("--of", choices=("key", "query"), default="key",
+        help="measure keys or queries (default: %(default)s)")  # fmt: skip
+    measuring.add_length(parser, _LONGEST)
     add("--train-length", action=Number,
         help="trained length to predict with (default: that of config.json)")  # fmt: skip
 
@@ -42,21 +36,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
-    length = args.length or min(loaded.trained_length or _LONGEST, _LONGEST)
+    text = measuring.one_text(loaded, args, _LONGEST)
     train_length = args.train_length or loaded.trained_length
-    text = tokens_for(loaded, args.data, [length], length)
     with loaded.running():
-        found = measured_band(loaded.model, text.ids, of=args.of)
-    rows = _predictions(loaded, found, train_length)
+        bands = measured_band(loaded.model, text.ids, of=args.of)
+    rows = _predictions(loaded, bands, train_length)
     print_table(
         f"Bands of {loaded.name}: the pair of each {args.of} that is largest, on "
         f"{text.description}",
         "layer",
-        [f"head {number}" for number in range(found["band"].shape[1])],
-        [
-            (str(layer), [str(index) if index >= 0 else "-" for index in line])
-            for layer, line in enumerate(found["band"])
-        ],
+        [f"head {number}" for number in range(bands["band"].shape[1])],
+        [(str(i), [str(j) if j >= 0 else "-" for j in row]) for i, row in enumerate(bands["band"])],
     )
     keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
@@ -71,27 +61,27 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
         ],
     )
     figures = {
-        **loaded.facts(text.description), "of": args.of, "length": length,
-        "train_length": train_length, "band": found["band"], "mean": found["mean"],
+        **loaded.facts(text.description), "of": args.of, "length": len(text.ids),
+        "train_length": train_length, "band": bands["band"], "mean": bands["mean"],
         "predictions": rows,
     }  # fmt: skip
     predicted = rows[0]["predicted"]
     return figures, partial(
-        plots.band_heatmap, found["heatmap"], measured=found["mean"],
+        plots.band_heatmap, bands["heatmap"], measured=bands["mean"],
         predicted=predicted if len(rows) == 1 and math.isfinite(predicted) else None,
         title=f"{loaded.name}: norms of the pairs of {args.of}s",
     )  # fmt: skip
 
 
 def _predictions(
-    loaded: Model, found: dict[str, Any], train_length: int | None
+    loaded: Model, bands: dict[str, Any], train_length: int | None
 ) -> list[dict[str, Any]]:
     """Return the measured and predicted band for each base; unknown numbers are NaN."""
-    pairs = found["heatmap"].shape[1]
+    pairs = bands["heatmap"].shape[1]
     kinds = np.array(getattr(loaded.config, "layer_types", None) or ())
     rows = []
     for kind, theta in (_bases(loaded) or {"": math.nan}).items():
-        band = found["band"][kinds == kind] if kind in kinds else found["band"]
+        band = bands["band"][kinds == kind] if kind in kinds else bands["band"]
         band = band[band >= 0]
         mean = float(band.mean()) if band.size else math.nan
         known = train_length is not None and theta > 1
@@ -108,12 +98,12 @@ def _bases(loaded: Model) -> dict[str, float]:
     from ..hf import rope_config
     from ..hf.rotary import RopeRotation
 
-    own = [module for module in loaded.model.modules() if isinstance(module, RopeRotation)]
+    rotations = [part for part in loaded.model.modules() if isinstance(part, RopeRotation)]
     bases = {}
-    for rotation in own:
+    for rotation in rotations:
         rope = rotation.encoding
         theta = rope.inference_theta if isinstance(rope.inference_theta, float) else rope.theta
-        kind = rotation.slot.layer_type or ("" if len(own) == 1 else str(rope))
+        kind = rotation.slot.layer_type or ("" if len(rotations) == 1 else str(rope))
         bases[kind] = theta or DEFAULT_THETA
     try:
         return bases or rope_config.bases(loaded.config)

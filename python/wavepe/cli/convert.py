@@ -16,11 +16,8 @@ from .options import add_imports
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe convert``."""
     add = parser.add_argument
-    add(
-        "source",
-        metavar="SOURCE",
-        help="checkpoint folder of a Llama, Mistral, ... with config.json, weights and tokenizer",
-    )
+    add("source", metavar="SOURCE", help="checkpoint folder of a Llama, Mistral, ... with "
+        "config.json, weights and tokenizer")  # fmt: skip
     add("target", metavar="TARGET", help="folder to create; it may exist if it is empty")
     add("encoding", metavar="ENCODING",
         help="the new encoding, written name or name:key=value,key=value, such as rope:theta=1e6 "
@@ -52,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     ):
         if names:
             print(f"{what}: {leading_names(names)}")
-    found = encoding(done.encoding) if isinstance(done.encoding, str) else None
-    if not (isinstance(found, RoPE) and (found.type or found.self_extend)):  # as YaRN
+    new = encoding(done.encoding) if isinstance(done.encoding, str) else None
+    if not (isinstance(new, RoPE) and (new.type or new.self_extend)):  # as YaRN
         print("fine-tune the model: its encoding has changed")
     after = ", after importing the module of --import" if args.imports else ""
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
@@ -64,22 +61,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _encoding(given: str) -> Any:
-    """Return a spec, or the dict of layer ranges that is given as JSON."""
-    if not given.lstrip().startswith("{"):
-        return given
+def _encoding(text: str) -> Any:
+    """Return a spec, or the dict of layer ranges that is written as JSON."""
+    if not text.lstrip().startswith("{"):
+        return text
     try:
-        return json.loads(given, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"ENCODING begins with {{ but is not valid JSON: {error}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs as a dict; ValueError if a key is given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    ranges = dict(pairs)
+    if len(ranges) < len(pairs):
         raise ValueError(f"ENCODING names layers twice: {', '.join(key for key, _ in pairs)}")
-    return found
+    return ranges
 
 
 def _size(count: float) -> str:

@@ -13,7 +13,6 @@ from ..common.errors import UsageError
 from ..common.labels import fold
 from ..experiments.model import Model
 from ..experiments.tables import print_table
-from ..experiments.text import tokens_for
 from . import measuring
 from .options import Number, Reals
 
@@ -24,13 +23,12 @@ _TITLE_WIDTH = 34
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe heatmap``."""
     measuring.add_arguments(parser, several=True)
+    measuring.add_length(parser, _LENGTH)
     add = parser.add_argument
-    add("--length", action=Number,
-        help=f"tokens to run (default: the trained length, at most {_LENGTH})")  # fmt: skip
-    add("--layer", action=Number, least=0,
-        help="show this layer only, counted from 0 (default: the mean of all layers)")  # fmt: skip
-    add("--head", action=Number, least=0,
-        help="show this head only, counted from 0 (default: the mean of all heads)")  # fmt: skip
+    for part in ("layer", "head"):
+        add(f"--{part}", action=Number, least=0,
+            help=f"show this {part} only, counted from 0 (default: the mean of all {part}s)",
+        )  # fmt: skip
     add("--threshold", action=Reals, default=1e-3,
         help="smallest mean weight that counts: the window of a head is 1 + the largest distance "
         "with at least this weight (default: %(default)s)")  # fmt: skip
@@ -39,32 +37,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run each model, print the windows of its heads and write the files."""
     measuring.check(args)
-    found, titles, environment = [], [], {}
-    for given in args.models:
-        with measuring.opened(args, given) as loaded:
-            one = _measured(loaded, args)
-        environment = one.pop("environment")
-        found.append(one)
+    records, titles, environment = [], [], {}
+    for path in args.models:
+        with measuring.opened(args, path) as loaded:
+            record = _measured(loaded, args)
+        environment = record.pop("environment")
+        records.append(record)
         name = fold(loaded.name, _TITLE_WIDTH)
-        titles.append("\n".join([*name, one["shown"], f"window {one['window']}"]))
-    figures = {"threshold": args.threshold, "models": found, "environment": environment}
-    maps = [one["map"] for one in found]
+        titles.append("\n".join([*name, record["shown"], f"window {record['window']}"]))
+    figures = {"threshold": args.threshold, "models": records, "environment": environment}
+    maps = [record["map"] for record in records]
     measuring.write(args, figures, partial(plots.attention_maps, maps, titles=titles))
     return 0
 
 
 def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
     """Print the windows of a model's heads; return its record for JSON."""
-    length = args.length or min(loaded.trained_length or _LENGTH, _LENGTH)
-    text = tokens_for(loaded, args.data, [length], length)
+    text = measuring.one_text(loaded, args, _LENGTH)
     with loaded.running():
-        found = attention_map(loaded.model, text.ids)
-    layers = _chosen("layer", args.layer, found.shape[0], loaded)
-    heads = _chosen("head", args.head, found.shape[1], loaded)
-    windows = attention_window(found, args.threshold)
-    panel = found[np.ix_(layers, heads)].mean(axis=(0, 1))
+        weights = attention_map(loaded.model, text.ids)
+    layers = _chosen("layer", args.layer, weights.shape[0], loaded)
+    heads = _chosen("head", args.head, weights.shape[1], loaded)
+    windows = attention_window(weights, args.threshold)
+    panel = weights[np.ix_(layers, heads)].mean(axis=(0, 1))
     window = int(attention_window(panel, args.threshold))
-    shown = _shown(args, *found.shape[:2])
+    shown = _shown(args, *weights.shape[:2])
     print_table(
         f"Attention windows of {loaded.name}: how many tokens a head looks back (mean weight at "
         f"least {args.threshold:g}), on {text.description}",
@@ -75,8 +72,8 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
     if len(layers) * len(heads) > 1:
         print(f"{shown}: {window}\n")
     return {
-        **loaded.facts(text.description), "length": length, "shown": shown, "windows": windows,
-        "window": window, "map": panel,
+        **loaded.facts(text.description), "length": len(text.ids), "shown": shown,
+        "windows": windows, "window": window, "map": panel,
     }  # fmt: skip
 
 

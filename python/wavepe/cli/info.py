@@ -19,15 +19,9 @@ from ..experiments.tables import wrapped
 
 # Optional package -> the extra of wavepe that installs it.
 _OPTIONAL = {
-    "torch": "torch",
-    "transformers": "hf",
-    "fairseq": "fairseq",
-    "accelerate": "hf",
-    "matplotlib": "plot",
-    "rich": "cli",
-    "PyWavelets": "pywt",
-    "ml_dtypes": "bfloat16",
-}
+    "torch": "torch", "transformers": "hf", "fairseq": "fairseq", "accelerate": "hf",
+    "matplotlib": "plot", "rich": "cli", "PyWavelets": "pywt", "ml_dtypes": "bfloat16",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _collect() -> dict[str, Any]:
     """Return facts by name, ready for JSON; "missing" maps packages to install commands."""
-    found = {name: version_of(name) for name in _OPTIONAL}
+    versions = {name: version_of(name) for name in _OPTIONAL}
     facts: dict[str, Any] = {
         "wavepe": wavepe.__version__,
         "installed in": str(Path(wavepe.__file__).parent),
@@ -63,12 +57,12 @@ def _collect() -> dict[str, Any]:
         "variant in use": wavepe.variant(),
         **{f"built: {k}": value for k, value in wavepe.build_info().items() if k != "version"},
         "machine": cpu_name(),
-        **{name: version for name, version in found.items() if version is not None},
+        **{name: version for name, version in versions.items() if version is not None},
         "missing": {
-            name: command_for(extra) for name, extra in _OPTIONAL.items() if found[name] is None
+            name: command_for(extra) for name, extra in _OPTIONAL.items() if versions[name] is None
         },
     }
-    if found["torch"]:
+    if versions["torch"]:
         facts["CUDA"] = _cuda()
         try:
             importlib.import_module("wavepe.ops")

@@ -1,4 +1,4 @@
-"""What the commands share that measure a model: options, checks before the work, figures, files."""
+"""Shared by the commands that measure a model: options, checks before the work, figures, files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..common.errors import need_matplotlib, require
 from ..common.files import writing
 from ..experiments import model as models
 from ..experiments.environment import environment
-from ..experiments.text import check_data
+from ..experiments.text import Tokens, check_data, tokens_for
 from .options import Number, add_imports, add_quiet
 from .outputs import add_json, check_json, check_picture, write_json
 
@@ -52,6 +52,18 @@ def add_arguments(
     add("--png", metavar="FILE", help="draw the figures to this file (.png, .pdf or .svg)")
 
 
+def add_length(parser: argparse.ArgumentParser, longest: int) -> None:
+    """Add the option of commands that run the model on one text."""
+    parser.add_argument("--length", action=Number,
+        help=f"tokens to run (default: the trained length, at most {longest})")  # fmt: skip
+
+
+def one_text(loaded: models.Model, args: argparse.Namespace, longest: int) -> Tokens:
+    """Return the tokens of --data in the length of --length."""
+    length = args.length or min(loaded.trained_length or longest, longest)
+    return tokens_for(loaded, args.data, [length], length)
+
+
 def add_lengths(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that measure the perplexity at several lengths."""
     add = parser.add_argument
@@ -83,13 +95,13 @@ def check(args: argparse.Namespace) -> None:
         need_matplotlib(f"{args.command} --png")
         check_picture("--png", args.png)
     check_data(args.data)
-    for given in args.models:
-        models.check_folder(given)
+    for path in args.models:
+        models.check_folder(path)
 
 
-def opened(args: argparse.Namespace, given: str) -> AbstractContextManager[models.Model]:
+def opened(args: argparse.Namespace, path: str) -> AbstractContextManager[models.Model]:
     """Load a model of the command line, for the time of a with block."""
-    return models.opened(given, imports=args.imports, device=args.device, threads=args.threads)
+    return models.opened(path, imports=args.imports, device=args.device, threads=args.threads)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check all arguments, then draw."""
     import_all(args.imports)
-    drawings = [one for name in args.names for one in _drawings(args, name)]
+    drawings = [drawing for name in args.names for drawing in _drawings(args, name)]
     need_matplotlib("wavepe plot")
     check_json(args)
     files = _files(args, [label for label, _, _ in drawings])
@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
         label: {"picture": picture, **_draw(picture, files[label], options)}
         for label, picture, options in drawings
     }
-    one = len(drawings) == 1
+    is_single = len(drawings) == 1
     if args.json:
-        write_json(args, *numbers.values() if one else [numbers])
+        write_json(args, *numbers.values() if is_single else [numbers])
     for label, file in files.items():
-        print(f"picture: {file}" if one else f"{label}: {file}")
+        print(f"picture: {file}" if is_single else f"{label}: {file}")
     if args.json:
         print(f"numbers: {args.json}")
     return 0
@@ -150,25 +150,26 @@ def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
 
 
 def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    given, draw = dict(options), getattr(plots, name)
-    if "encodings" in given and "encoding" in inspect.signature(draw).parameters:
-        specs = given.pop("encodings")
+    """Draw a picture, and return its numbers."""
+    options, draw = dict(options), getattr(plots, name)
+    if "encodings" in options and "encoding" in inspect.signature(draw).parameters:
+        specs = options.pop("encodings")
         if len(specs) > 1:
             raise UsageError(f"--encodings {' '.join(specs)}: {name} shows one encoding")
-        (given["encoding"],) = specs
+        (options["encoding"],) = specs
     try:
         with writing(file):
-            return draw(file, **given)
+            return draw(file, **options)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
 
 
 def _defaults(name: str) -> dict[str, Any]:
     """Return the options of a picture on the command line, with their defaults."""
-    found = inspect.signature(getattr(plots, name)).parameters.items()
+    parameters = inspect.signature(getattr(plots, name)).parameters.items()
     return {
         "encodings" if key == "encoding" else key: parameter.default
-        for key, parameter in found
+        for key, parameter in parameters
         if key != "path"
     }
 

@@ -16,19 +16,19 @@ from ..experiments.text import tokens_for
 from . import measuring
 from .options import Reals
 
-FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
+_FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe sweep``."""
     measuring.add_arguments(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=FRACTIONS,
-        metavar="P",
-        help="fractions to run the model with: p-RoPE rotates this fraction of the pairs, the "
-        "fastest ones (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
-    which.add_argument("--theta", nargs="+", action=Reals,
-        help="bases (theta) to run the model with")  # fmt: skip
+    which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=_FRACTIONS,
+        metavar="P", help="fractions to run the model with: p-RoPE rotates this fraction of the "
+        "pairs, the fastest ones (default: " + " ".join(_FRACTIONS) + ")")  # fmt: skip
+    which.add_argument(
+        "--theta", nargs="+", action=Reals, help="bases (theta) to run the model with"
+    )
     measuring.add_lengths(parser)
 
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     option = "fraction" if args.theta is None else "theta"
-    values = args.theta or args.fraction or list(map(float, FRACTIONS))
+    values = args.theta or args.fraction or list(map(float, _FRACTIONS))
     lengths = args.lengths or loaded.default_lengths()
     text = tokens_for(loaded, args.data, lengths, args.tokens)
     facts = loaded.facts(text.description)
@@ -59,11 +59,11 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
             for value, row in zip(values, rows, strict=True)
         ],
     )
-    found = {length: [row[length] for row in rows] for length in lengths}
-    figures = {**facts, "protocol": "whole", option: values, "perplexity": found}
+    by_length = {length: [row[length] for row in rows] for length in lengths}
+    figures = {**facts, "protocol": "whole", option: values, "perplexity": by_length}
     name = {"fraction": "fraction of the pairs that turn (p)", "theta": "theta"}[option]
     return figures, partial(
-        plots.sweep_curve, values, found, name=name, logarithmic=option == "theta",
+        plots.sweep_curve, values, by_length, name=name, logarithmic=option == "theta",
         unit=loaded.unit, title=f"{loaded.name}: {option} changed without training",
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, files, labels, and the build that is installed."""
+"""Shared by all rooms: checks of arguments, errors, files, labels, and the installed build."""

@@ -94,10 +94,9 @@ def is_short(values: Any) -> bool:
 def array_of(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of any dtype."""
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except ValueError as error:  # a list of rows with different lengths
         raise ValueError(f"{name}: {error}") from None
-    return array
 
 
 def real_array(
@@ -105,12 +104,7 @@ def real_array(
 ) -> np.ndarray:
     """Return `value` as an array of real numbers in its own dtype.
 
-    Parameters
-    ----------
-    integers : bool
-        Whether integers are accepted, too.
-    bfloat16 : bool
-        Whether that of ml_dtypes is accepted, too.
+    With `integers`, they are accepted, too, and with `bfloat16` that dtype of ml_dtypes.
     """
     array = array_of(name, value)
     kinds = "fiu" if integers else "f"
@@ -132,8 +126,8 @@ def float_dtype(value: Any) -> np.dtype:
     except (TypeError, ValueError):
         dtype = None
     if dtype not in (np.float16, np.float32, np.float64):
-        given = repr(value) if dtype is None else dtype
-        raise TypeError(f"dtype must be float16, float32 or float64, got {given}")
+        shown = repr(value) if dtype is None else dtype
+        raise TypeError(f"dtype must be float16, float32 or float64, got {shown}")
     return dtype
 
 

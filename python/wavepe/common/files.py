@@ -11,15 +11,11 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 # Signals that end a process by default and that a handler can catch. Python itself turns Ctrl-C
 # into an exception.
@@ -58,12 +54,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """Give a temporary folder beside `target` to fill; at the end it is renamed to `target`.
 
     The temporary folder is removed after an error, and after SIGTERM or SIGHUP. A folder that a
-    killed process left is emptied and used.
-
-    Raises
-    ------
-    OSError
-        If another process is writing there.
+    killed process left is emptied and used. OSError if another process is writing there.
     """
     new_parents = [parent for parent in target.parents if not parent.exists()]
     part = target.with_name(f".{target.name}.part")
@@ -76,14 +67,12 @@ def new_folder(target: Path) -> Iterator[Path]:
                         shutil.copymode(target, part)
                     os.rename(part, target)
                 except BaseException:
-                    with _ignore_interrupts():
-                        shutil.rmtree(part, ignore_errors=True)
+                    shutil.rmtree(part, ignore_errors=True)
                     raise
         except BaseException:
-            with _ignore_interrupts():
-                for parent in new_parents:
-                    with suppress(OSError):
-                        parent.rmdir()
+            for parent in new_parents:
+                with suppress(OSError):
+                    parent.rmdir()
             raise
 
 
@@ -130,14 +119,8 @@ def lock_folder(folder: Path) -> int:
 def writing(target: Path, part: Path | None = None) -> Iterator[None]:
     """Turn an exception for a failed write into an OSError that names the target and its disk.
 
-    torch and safetensors raise their own exceptions in place of the system's error.
-
-    Parameters
-    ----------
-    target : Path
-        The file or folder to be written, as the user named it.
-    part : Path, optional
-        The temporary path that is written; None is `target` itself.
+    torch and safetensors raise their own exceptions in place of the system's error. `target` is the
+    file or folder as the user named it, and `part` the temporary path that is written.
     """
     part = target if part is None else part
     try:
@@ -161,17 +144,14 @@ def writing(target: Path, part: Path | None = None) -> Iterator[None]:
 
 
 def _system_error(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
-    """Return the system's error behind `error`; None if there is none.
-
-    It is `error` itself, an error code in its text, or an exception that `error` replaced.
-    """
+    """Return the system's error: `error` itself, a code in its text, or one that it replaced."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno is not None:
-            return error
         if isinstance(error, KeyboardInterrupt):
             return error
-        if found := re.search(r"\(os error (\d+)\)", str(error)):  # the form of Rust's messages
-            return OSError(int(found[1]), os.strerror(int(found[1])))
+        if isinstance(error, OSError) and error.errno is not None:
+            return error
+        if match := re.search(r"\(os error (\d+)\)", str(error)):  # the form of Rust's messages
+            return OSError(int(match[1]), os.strerror(int(match[1])))
         error = None if error.__suppress_context__ else error.__context__
     return None
 
@@ -196,49 +176,13 @@ def interrupt_on_signals() -> Iterator[None]:
         return
     for number in caught:
         signal.signal(number, raise_interrupt)
-    hook = sys.unraisablehook
-    sys.unraisablehook = partial(_repeat_interrupt, hook)
     try:
         yield
     finally:
-        sys.unraisablehook = hook
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
         if _received:
             signal.raise_signal(_received.pop())
-
-
-def _repeat_interrupt(
-    hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs
-) -> None:
-    """Raise an interrupt again that came inside a finaliser, where Python drops exceptions."""
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-        hook(unraisable)
-        return
-    number = _received.pop() if _received else signal.SIGINT
-    hook_ended = threading.Event()
-
-    def again() -> None:
-        hook_ended.wait()  # Python drops exceptions in the hook, too
-        time.sleep(0.01)  # until the finaliser has ended
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=again).start()
-    hook_ended.set()
-
-
-@contextmanager
-def _ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C inside: a second one must not stop the cleaning up after the first."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:

@@ -9,19 +9,18 @@ from typing import Any
 
 
 def suggestion(
-    given: Any, names: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
+    text: Any, names: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return ", did you mean NAME?" for the name that is closest in any case; "" if none is close.
+    """Return ", did you mean NAME?" for the closest name, in any case; "" without a close one.
 
-    `others` has names that other people use, and what they are called here: one of `names`, or a
-    spec that begins with one.
+    `others` maps names that other people use to one of `names`, or a spec that begins with one.
     """
-    names, given = list(names), str(given)
-    close = [name for name in names if name.lower() == given.lower()]
-    other = others.get(given.lower(), "")
+    names, text = list(names), str(text)
+    close = [name for name in names if name.lower() == text.lower()]
+    other = others.get(text.lower(), "")
     close = close or [other] * (other.partition(":")[0] in names)
-    close = close or difflib.get_close_matches(given, names, n=1)
-    close = close or difflib.get_close_matches(given.lower(), names, n=1)
+    close = close or difflib.get_close_matches(text, names, n=1)
+    close = close or difflib.get_close_matches(text.lower(), names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -46,11 +46,7 @@ class CausalSelfAttention(MultiheadAttention):
         `query`, `key` and `value` must be the same tensor (T, B, C). `incremental_state` is the
         cache: it holds the earlier tokens, and this call adds the new ones. Without it,
         `attn_mask` must have `CAUSAL_SHAPE`, which means the causal mask; with it, None.
-
-        Raises
-        ------
-        NotImplementedError
-            The caller asks for weights, or gives another mask or other keys.
+        NotImplementedError for weights, another mask or other keys.
         """
         if need_weights or need_head_weights or before_softmax:
             raise NotImplementedError(
@@ -64,8 +60,8 @@ class CausalSelfAttention(MultiheadAttention):
             )
         marked = attn_mask is not None and attn_mask.shape == CAUSAL_SHAPE
         if not (marked if incremental_state is None else attn_mask is None):
-            given = "no mask" if attn_mask is None else f"a mask {tuple(attn_mask.shape)}"
-            raise NotImplementedError(f"--pos-enc needs the causal mask of a decoder, got {given}")
+            shown = "no mask" if attn_mask is None else f"a mask {tuple(attn_mask.shape)}"
+            raise NotImplementedError(f"--pos-enc needs the causal mask of a decoder, got {shown}")
         q, k, v = (
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -90,15 +86,10 @@ class CausalSelfAttention(MultiheadAttention):
                 positions = token_positions(key_padding_mask.logical_not())[:, -q.shape[2] :]
         dropout = self.dropout_module
         out = encoding.attend(
-            q,
-            k,
-            v,
-            learned,
-            rotated,
-            positions=positions,
+            q, k, v, learned, rotated, positions=positions,
             key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
             dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
-        )
+        )  # fmt: skip
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
 
     def _with_cached(

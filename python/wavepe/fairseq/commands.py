@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 
 from . import register
 
@@ -29,32 +29,19 @@ except ImportError as error:
     _missing = error
 
 
-def train() -> None:
-    """Run ``wavepe-fairseq-train``: ``fairseq-train`` with ``--pos-enc``."""
-    _run("train")
-
-
-def eval_lm() -> None:
-    """Run ``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm`` that raises if it would skip tokens."""
-    _run("eval_lm")
-
-
-def preprocess() -> None:
-    """Run ``wavepe-fairseq-preprocess``: ``fairseq-preprocess``."""
-    _run("preprocess")
-
-
-def generate() -> None:
-    """Run ``wavepe-fairseq-generate``: ``fairseq-generate``."""
-    _run("generate")
-
-
-def _run(command: str) -> None:
+def run(command: str) -> None:
+    """Run a command of fairseq; ``eval-lm`` raises if it would skip tokens."""
     if _missing is not None:
         sys.exit(f"wavepe-fairseq: {_missing}")
     if command == "eval_lm":
         from .evaluation import refuse_skipped_tokens
 
         refuse_skipped_tokens()
-    main: Callable[[], None] = importlib.import_module(f"fairseq_cli.{command}").cli_main
-    main()
+    importlib.import_module(f"fairseq_cli.{command}").cli_main()
+
+
+# The scripts that an installation gets.
+train = partial(run, "train")
+eval_lm = partial(run, "eval_lm")
+preprocess = partial(run, "preprocess")
+generate = partial(run, "generate")

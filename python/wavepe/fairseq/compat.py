@@ -32,13 +32,7 @@ INSTALL = (
 
 
 def import_fairseq() -> None:
-    """Import fairseq with all its models.
-
-    Raises
-    ------
-    ImportError
-        fairseq is not installed, or a package that it needs is missing.
-    """
+    """Import fairseq with all its models; ImportError says what is missing."""
     try:
         with allow_mutable_defaults():
             importlib.import_module("fairseq")
@@ -69,7 +63,7 @@ def allow_mutable_defaults() -> Iterator[None]:
     @functools.wraps(original)
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
         built: Any = original(cls, **options)
-        return hashable(built) if cls is not None else lambda given: hashable(built(given))
+        return hashable(built) if cls is not None else lambda cls: hashable(built(cls))
 
     with mock.patch.object(dataclasses, "dataclass", dataclass):
         yield

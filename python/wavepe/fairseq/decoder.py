@@ -27,25 +27,22 @@ class DecoderLayer(TransformerDecoderLayerBase):
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> CausalSelfAttention:
-        for name, given in (
+        for name, chosen in (
             ("add_bias_kv", add_bias_kv),
             ("add_zero_attn", add_zero_attn),
             ("--decoder-xformers-att-config", cfg.decoder.xformers_att_config),
             ("--cross-self-attention", cfg.cross_self_attention),
         ):
-            if given:
+            if chosen:
                 raise ValueError(
                     f"--pos-enc does not go with {name}, which needs another attention: give one "
                     "of the two"
                 )
         return CausalSelfAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            dropout=cfg.attention_dropout,
-            self_attention=True,
-            q_noise=self.quant_noise,
+            embed_dim, cfg.decoder.attention_heads, dropout=cfg.attention_dropout,
+            self_attention=True, q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
-        )
+        )  # fmt: skip
 
 
 # --retain-dropout-modules finds the dropouts of this class by this name.
@@ -55,17 +52,10 @@ DecoderLayer.__name__ = TransformerDecoderLayerBase.__name__
 class Decoder(TransformerDecoder):
     """fairseq's decoder with the position encoding of ``--pos-enc``."""
 
-    def __init__(
-        self,
-        args: Any,
-        dictionary: Any,
-        embed_tokens: Any,
-        no_encoder_attn: bool = False,
-        output_projection: Any = None,
-    ) -> None:
-        args = copy.copy(args)  # the checkpoint keeps the options as they were given
+    def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+        args = copy.copy(args)  # the checkpoint stores the options of the user
         args.no_token_positional_embeddings = True
-        super().__init__(args, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        super().__init__(args, *rest, **options)
         if self.position_encoding.absolute is not None:
             self.embed_positions = AbsolutePositions(self.position_encoding, self.padding_idx)
 
@@ -86,7 +76,7 @@ class Decoder(TransformerDecoder):
             )
         layer = DecoderLayer(cfg, no_encoder_attn)
         layer.self_attn.positions = (self.position_encoding,)
-        layer.self_attn.position_encoding = self.position_encoding.of_next_layer()
+        layer.self_attn.position_encoding = self.position_encoding.build_next_layer()
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         wrapped_from = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap

@@ -18,26 +18,23 @@ SHORTHANDS = {
 def chosen_encoding(args: Any) -> Encoding | None:
     """Return the encoding that the options choose; None for fairseq's own positions.
 
-    Raises
-    ------
-    ValueError
-        An encoding or option is unknown or given twice, or a shorthand is of another encoding.
+    ValueError if an encoding or option is unknown or given twice, or a shorthand does not fit.
     """
     spec = getattr(args, "pos_enc", None)
     chosen = None if spec is None else encoding(spec)
     for key, (name, option) in SHORTHANDS.items():
-        given = getattr(args, key, None)
-        if given is None:
+        text = getattr(args, key, None)
+        if text is None:
             continue
         flag = "--" + key.replace("_", "-")
         parts = () if chosen is None else chosen.parts
         named = [part for part in parts if part.name == name]
         if chosen is None or not named:
             asked = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
-            raise ValueError(f"{flag} {given} needs --pos-enc {name}, got {asked}")
-        value = getattr(encoding(f"{name}:{option}={given}"), option)
+            raise ValueError(f"{flag} {text} needs --pos-enc {name}, got {asked}")
+        value = getattr(encoding(f"{name}:{option}={text}"), option)
         if any(part.options().get(option, value) != value for part in named):
-            raise ValueError(f"{flag} {given} and --pos-enc {spec} both give {option}: give one")
+            raise ValueError(f"{flag} {text} and --pos-enc {spec} both give {option}: give one")
         new = {part: dataclasses.replace(part, **{option: value}) for part in named}
         chosen = chosen.with_parts(lambda part, new=new: new.get(part, part))  # type: ignore[misc]
     return chosen

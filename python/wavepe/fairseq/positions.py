@@ -12,8 +12,7 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..encodings.base import combine
 from ..positions import Learned, PositionEncoding, named_as_in
-
-from ..positions.absolute import AbsoluteVectors  # isort: skip
+from ..positions.absolute import AbsoluteVectors
 from ..positions.tokens import token_positions
 
 
@@ -35,14 +34,9 @@ class DecoderPositions(nn.Module):
     record: Tensor
 
     def __init__(
-        self,
-        encoding: Encoding,
-        head_dim: int,
-        heads: int,
-        dim: int,
-        trained_length: int,
+        self, encoding: Encoding, head_dim: int, heads: int, dim: int, trained_length: int,
         layers: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.encoding = encoding
         self._sizes, self._layers = (head_dim, heads, dim), layers
@@ -55,12 +49,12 @@ class DecoderPositions(nn.Module):
         self.register_buffer("record", torch.empty(0))
         self.set_trained_length(trained_length)
 
-    def of_next_layer(self) -> PositionEncoding:
-        """Return the encoding of the next layer, with the parameters of its own."""
-        one = self._acting.at(len(self._in_layers), self._layers)
+    def build_next_layer(self) -> PositionEncoding:
+        """Return the encoding of the next layer, with parameters that no other layer has."""
+        encoding = self._acting.at(len(self._in_layers), self._layers)
         head_dim, heads, dim = self._sizes
         built = PositionEncoding(
-            named_as_in(self.encoding, one), head_dim, heads, causal=True,
+            named_as_in(self.encoding, encoding), head_dim, heads, causal=True,
             trained_length=self.trained_length, layer=True, dim=dim,
         )  # fmt: skip
         self._in_layers += (built,)
@@ -69,8 +63,8 @@ class DecoderPositions(nn.Module):
     def set_trained_length(self, length: int) -> None:
         """Set the trained length, and rebuild what may depend on it."""
         self.trained_length = length
-        for one in self._in_layers:
-            one.set_trained_length(length)
+        for layer in self._in_layers:
+            layer.set_trained_length(length)
         if self.encoding.adds:
             self.absolute = AbsoluteVectors(self.encoding, self._sizes[2], length)
         trained = self.encoding.trained_as().to_dict()
@@ -80,14 +74,14 @@ class DecoderPositions(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         error_msgs = rest[-1]
-        found = state_dict.get(f"{prefix}record")
-        if found is None:
+        letters = state_dict.get(f"{prefix}record")
+        if letters is None:
             error_msgs.append(
                 f"this model has the position encoding '{self.encoding}', but the checkpoint was "
                 "trained with fairseq's own positions: do not give pos_enc"
             )
             return
-        record = json.loads("".join(chr(round(number)) for number in found.tolist()))
+        record = json.loads("".join(chr(round(number)) for number in letters.tolist()))
         trained = read_encoding(record["encoding"])
         if trained != self.encoding.trained_as():
             error_msgs.append(
@@ -114,12 +108,13 @@ class AbsolutePositions(nn.Module):
 
     def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
         """Return vectors, float32 (B, L, dim), for the tokens (B, L) of the sequences so far."""
-        (own,) = self._positions
-        assert own.absolute is not None
-        if own.absolute.follows_length and incremental_state is not None and tokens.shape[1] > 1:
+        (positions,) = self._positions
+        vectors = positions.absolute
+        assert vectors is not None
+        if vectors.follows_length and incremental_state is not None and tokens.shape[1] > 1:
             raise ValueError(
-                f"{own.encoding} depends on the sequence length, but generation keeps the vectors "
-                "of a shorter sequence: generate with another encoding"
+                f"{positions.encoding} depends on the sequence length, but generation keeps the "
+                "vectors of a shorter sequence: generate with another encoding"
             )
         real = tokens != self.padding_idx
-        return own.absolute(token_positions(real)).masked_fill(~real[..., None], 0)
+        return vectors(token_positions(real)).masked_fill(~real[..., None], 0)

@@ -33,10 +33,8 @@ class AbsoluteEncoding(nn.Module):
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type.
-    ValueError
-        If the encoding is not absolute or does not fit `dim`, or if a value is wrong.
+    TypeError, ValueError
+        If an argument is wrong, or the encoding is not absolute or does not fit `dim`.
 
     Examples
     --------

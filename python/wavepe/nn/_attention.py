@@ -13,7 +13,7 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import PositionEncoding
 from ..positions.tokens import token_positions
-from ._cache import CachedTokens, KVCache
+from ._cache import CachedTokens, KVCache, tokens_of
 from ._sequences import check_order, check_shape, checked_rows, joined_key_mask, joined_positions
 
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
     `wavepe.ops.attention`, so memory grows with the length and not with its square.
 
     Parameters of a learned encoding are in the submodule `position_encoding`. They stay float32 if
-    the model is cast to a narrower dtype. Layers can use the same ones: assign
+    the model is cast to a narrower dtype. To share them between layers, assign
     ``b.position_encoding = a.position_encoding``. Constant tables and frequencies are neither
     parameters nor buffers, so a cast of the model does not change them.
 
@@ -49,10 +49,8 @@ class Attention(nn.Module):
         Length of the sequences in training, for the rope types that need it.
     dim : int, optional
         Size of x, the input of the layer, for encodings that read it (relative, fox).
-    device : torch.device or str, optional
-        The device of the parameters.
-    dtype : torch.dtype, optional
-        The dtype of the parameters. bfloat16 and float16 become float32.
+    device, dtype : optional
+        Those of the parameters. bfloat16 and float16 become float32.
 
     Attributes
     ----------
@@ -61,10 +59,8 @@ class Attention(nn.Module):
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type.
-    ValueError
-        If sizes do not fit together, if the encoding is absolute, or if a value is wrong.
+    TypeError, ValueError
+        If an argument is wrong, the sizes do not fit together, or the encoding is absolute.
 
     Examples
     --------
@@ -102,15 +98,9 @@ class Attention(nn.Module):
         if trained_length is not None:
             trained_length = checks.integer("trained_length", trained_length, 1)
         self.position_encoding = PositionEncoding(
-            read_encoding(encoding),
-            self.head_dim,
-            self.heads,
-            causal=self.causal,
-            trained_length=trained_length,
-            dim=self.dim,
-            device=device,
-            dtype=dtype,
-        )
+            read_encoding(encoding), self.head_dim, self.heads, causal=self.causal,
+            trained_length=trained_length, dim=self.dim, device=device, dtype=dtype,
+        )  # fmt: skip
 
     @property
     def encoding(self) -> Encoding:
@@ -182,7 +172,7 @@ class Attention(nn.Module):
         """
         self._check(q, k, v, cache, x)
         batch, count = k.shape[0], k.shape[2]
-        cached = None if cache is None else self._cached_tokens(cache, segments, count)
+        cached = None if cache is None else self._tokens_of(cache, segments, count)
         start = 0 if cached is None else cached.length
         key_mask = joined_key_mask(key_mask, cached, batch, count)
         if segments is not None:
@@ -198,26 +188,17 @@ class Attention(nn.Module):
         if cached is not None:
             k, v = cached.extended(k, v)
         of_queries = positions
-        hidden = key_mask is not None or segments is not None
-        if positions is None and hidden and encoding.reads_positions:
+        masked = key_mask is not None or segments is not None
+        if positions is None and masked and encoding.reads_positions:
             real = k.new_ones((batch, count), dtype=torch.bool) if key_mask is None else key_mask
             of_queries = token_positions(real, segments)
         if of_queries is not None:
             of_queries = of_queries[:, of_queries.shape[1] - q.shape[2] :]
         out = encoding.attend(
-            q,
-            k,
-            v,
-            learned,
-            rotated,
-            positions=of_queries,
-            causal=self.causal,
-            window=window,
-            softcap=softcap,
-            key_mask=key_mask,
-            segments=segments,
+            q, k, v, learned, rotated, positions=of_queries, causal=self.causal, window=window,
+            softcap=softcap, key_mask=key_mask, segments=segments,
             dropout_p=self.dropout if self.training else 0.0,
-        )
+        )  # fmt: skip
         if cached is not None:
             cached.commit(count, key_mask, positions)
         return out
@@ -244,8 +225,8 @@ class Attention(nn.Module):
                 f"got m = {queries} queries and n = {keys} keys"
             )
 
-    def _cached_tokens(self, cache: KVCache, segments: Tensor | None, count: int) -> CachedTokens:
-        """Return this module's part of the cache."""
+    def _tokens_of(self, cache: KVCache, segments: Tensor | None, count: int) -> CachedTokens:
+        """Return this module's part of the cache, for a call with `count` new tokens."""
         if not isinstance(cache, KVCache):
             raise RuntimeError(f"wavepe: cache must be a KVCache, got {type(cache).__name__}")
         if not self.causal:
@@ -257,7 +238,7 @@ class Attention(nn.Module):
             raise RuntimeError(
                 "wavepe: a cache holds one sequence per row and takes no segments, got segments"
             )
-        return cache._tokens_of(self, count)
+        return tokens_of(cache, self, count)
 
     def reset_parameters(self) -> None:
         """Set all parameters to the initial values of a new module."""
@@ -268,8 +249,8 @@ class Attention(nn.Module):
 
     def _described(self, first: str, *more: str) -> str:
         """Return the arguments as text, without those that have their defaults."""
-        parts = [first, f"heads={self.heads}"]
-        parts += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
-        parts += more
-        parts += ["causal=False"] if not self.causal else []
-        return ", ".join(parts + ([f"dropout={self.dropout:g}"] if self.dropout else []))
+        kv_heads = [f"kv_heads={self.kv_heads}"] * (self.kv_heads != self.heads)
+        rest = ["causal=False"] * (not self.causal) + [f"dropout={self.dropout:g}"] * (
+            self.dropout > 0
+        )
+        return ", ".join([first, f"heads={self.heads}", *kv_heads, *more, *rest])

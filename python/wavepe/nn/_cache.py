@@ -62,29 +62,22 @@ class KVCache:
         Parameters
         ----------
         indices : integer Tensor (B',)
-            Rows of the cache. Rows may be repeated, and B' may differ from B. Values are checked
-            on the CPU only, because on a device the check would have to wait.
+            Rows of the cache. Rows may be repeated, and B' may differ from B.
 
         Raises
         ------
         RuntimeError
-            If `indices` is not an integer Tensor (B',), or if the cache has no such row.
+            If `indices` is not an integer Tensor (B',).
+        IndexError
+            If the cache is on the CPU and has no such row.
         """
-        if not isinstance(indices, Tensor) or indices.dim() != 1:
-            given = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
-            raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {given}")
-        if indices.dtype not in INTEGERS:
-            raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
-        indices = indices.to(torch.int64)
-        rows = min((len(tokens.keys) for tokens in self._by_module.values()), default=None)
-        if rows is not None and indices.numel() and indices.device.type == "cpu":
-            low, high = int(indices.min()), int(indices.max())
-            if low < 0 or high >= rows:
-                raise RuntimeError(
-                    f"wavepe: indices must be rows of the cache, 0..{rows - 1}; got {low}..{high}"
-                )
+        if not isinstance(indices, Tensor) or indices.dim() != 1 or indices.dtype not in INTEGERS:
+            shown = (
+                (tuple(indices.shape), indices.dtype) if isinstance(indices, Tensor) else indices
+            )
+            raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {shown}")
         for tokens in self._by_module.values():
-            tokens.reorder(indices)
+            tokens.reorder(indices.to(torch.int64))
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens and drop the others.
@@ -96,10 +89,8 @@ class KVCache:
 
         Raises
         ------
-        TypeError
-            If `length` is not an integer.
-        ValueError
-            If `length` is negative, or larger than the length of the cache.
+        TypeError, ValueError
+            If `length` is not an integer, or not from 0 to the length of the cache.
         """
         length = checks.integer("length", length, 0)
         if length > self.length:
@@ -122,27 +113,29 @@ class KVCache:
             "this process: copy.deepcopy makes a branch"
         )
 
-    def _tokens_of(self, module: nn.Module, count: int) -> CachedTokens:
-        """Return the part of one module for a call with `count` new tokens.
 
-        A module may not have more tokens than the others.
-        """
-        tokens = self._by_module.get(module)
-        most = max((other.length for other in self._by_module.values()), default=0)
-        if tokens is None and most > count:
-            raise RuntimeError(
-                f"wavepe: the cache holds {most} tokens of other modules and none of this one: "
-                "it belongs to another model; reset() it, or make a new KVCache"
-            )
-        if tokens is None:
-            tokens = self._by_module[module] = CachedTokens()
-        if tokens.length > self.length:
-            raise RuntimeError(
-                f"wavepe: the cache holds {tokens.length} tokens of this module and {self.length} "
-                "of another: either a pass has stopped half-way (cache.crop(cache.length) undoes "
-                "it), or a module is called twice in a pass (give it two caches)"
-            )
-        return tokens
+def tokens_of(cache: KVCache, module: nn.Module, count: int) -> CachedTokens:
+    """Return the part of one module, for a call with `count` new tokens.
+
+    A module may not have more tokens than the others.
+    """
+    by_module = cache._by_module
+    tokens = by_module.get(module)
+    most = max((other.length for other in by_module.values()), default=0)
+    if tokens is None and most > count:
+        raise RuntimeError(
+            f"wavepe: the cache holds {most} tokens of other modules and none of this one: "
+            "it belongs to another model; reset() it, or make a new KVCache"
+        )
+    if tokens is None:
+        tokens = by_module[module] = CachedTokens()
+    if tokens.length > cache.length:
+        raise RuntimeError(
+            f"wavepe: the cache holds {tokens.length} tokens of this module and {cache.length} "
+            "of another: either a pass has stopped half-way (cache.crop(cache.length) undoes "
+            "it), or a module is called twice in a pass (give it two caches)"
+        )
+    return tokens
 
 
 class CachedTokens(CacheState):
@@ -163,7 +156,7 @@ class CachedTokens(CacheState):
         self.keys = self.values = torch.empty(0)  # (B, Hk, capacity, d)
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all keys and values, with k and v last. `commit` then counts the new tokens."""
+        """Return all keys and values, with k and v last; `commit` then counts the new tokens."""
         if self.length == 0:
             self.keys, self.values = k[:, :, :0], v[:, :, :0]
         _check_fits(self.keys, k)
@@ -172,7 +165,7 @@ class CachedTokens(CacheState):
         return keys, values
 
     def commit(self, count: int, key_mask: Tensor | None, positions: Tensor | None) -> None:
-        """Count the tokens that `extended` added, and keep the mask and positions of all tokens."""
+        """Count the tokens that `extended` added; store the mask and positions of all tokens."""
         self.length += count
         # Copies, because the caller may write to theirs.
         self.key_mask = None if key_mask is None else key_mask.clone()
@@ -181,26 +174,25 @@ class CachedTokens(CacheState):
     def reorder(self, indices: Tensor) -> None:
         """Replace row b by row indices[b]."""
         for name in ("keys", "values", "key_mask", "positions"):
-            kept = getattr(self, name)
-            if kept is not None:
-                kept = kept.index_select(0, indices.to(kept.device))
-                setattr(self, name, kept)
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, tensor.index_select(0, indices.to(tensor.device)))
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens."""
         self.length = min(self.length, length)
         for name in ("key_mask", "positions"):
-            kept = getattr(self, name)
-            if kept is not None:
-                setattr(self, name, kept[:, : self.length] if self.length else None)
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, tensor[:, : self.length] if self.length else None)
 
 
-def _check_fits(kept: Tensor, k: Tensor) -> None:
-    same = kept.shape[:2] == k.shape[:2] and kept.shape[3] == k.shape[3]
-    if not same or kept.dtype != k.dtype or kept.device != k.device:
+def _check_fits(keys: Tensor, k: Tensor) -> None:
+    same = keys.shape[:2] == k.shape[:2] and keys.shape[3] == k.shape[3]
+    if not same or keys.dtype != k.dtype or keys.device != k.device:
         raise RuntimeError(
             "wavepe: the cache holds keys (B, Hk, n, d) of shape "
-            f"{(*kept.shape[:2], 'n', kept.shape[3])}, {kept.dtype} on {kept.device}; got "
+            f"{(*keys.shape[:2], 'n', keys.shape[3])}, {keys.dtype} on {keys.device}; got "
             f"{tuple(k.shape)}, {k.dtype} on {k.device}: reset() it for another batch"
         )
 

@@ -27,10 +27,9 @@ class Rotary(nn.Module):
     The module has no parameters and no buffers. So the angles stay float64 if the model is cast to
     bfloat16 or float16, and the state dict holds no frequencies.
 
-    The base and the scaling can be changed at any time. Keys in a cache keep their old rotation,
-    though. So the module remembers the frequencies of its last call. If they have changed and a
-    call continues a sequence, it raises RuntimeError. A row whose smallest position is above 0
-    continues a sequence; a row that starts at position 0 counts as a new one.
+    The base and the scaling can be changed at any time. Cached keys keep their old rotation,
+    though: if the frequencies have changed since the last call and a call continues a sequence, it
+    raises RuntimeError. A row whose smallest position is above 0 continues a sequence.
 
     Parameters
     ----------
@@ -73,10 +72,9 @@ class Rotary(nn.Module):
     >>> step = rotary(q[:, :, :1], k[:, :, :1], torch.tensor([10]))
     """
 
-    # The frequencies of the last call.
-    _last: Frequencies | None
-    # The frequencies of the last call if the current ones differ, else None. Forward reads only
-    # this, so a compiled graph is made again only if theta changes.
+    _last: Frequencies | None  # of the last call
+    # `_last` if the current ones differ, else None. Forward reads only this, so a compiled graph is
+    # made again only if theta changes.
     _stale: Frequencies | None
 
     def __init__(
@@ -175,25 +173,26 @@ class Rotary(nn.Module):
         self._set(None if named else self._theta, value)
 
     def extra_repr(self) -> str:
-        parts = [f"{self.head_dim}, theta={write_value(self._theta)}"]
-        parts += [f"scaling={self._scaling}"] if self._scaling else []
-        parts += ["interleaved=True"] if self.interleaved else []
-        parts += [f"fraction={self.fraction:g}"] if self.fraction != 1 else []
-        if self.trained_length is not None:
-            parts += [f"trained_length={self.trained_length}"]
-        parts += [f"precision={self.precision!r}"] if self.precision != "exact" else []
-        return ", ".join(parts)
+        options = (
+            (f"scaling={self._scaling}", self._scaling),
+            ("interleaved=True", self.interleaved),
+            (f"fraction={self.fraction:g}", self.fraction != 1),
+            (f"trained_length={self.trained_length}", self.trained_length),
+            (f"precision={self.precision!r}", self.precision != "exact"),
+        )
+        texts = [text for text, shown in options if shown]
+        return ", ".join([f"{self.head_dim}, theta={write_value(self._theta)}", *texts])
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
         """Set the base and the scaling; nothing changes if they are refused."""
-        given, cautions = standard_parameters(scaling, self.trained_length)
-        theta, kind = base_of(theta, given.pop("rope_theta", None)), given.pop("rope_type")
+        options, cautions = standard_parameters(scaling, self.trained_length)
+        theta, kind = base_of(theta, options.pop("rope_theta", None)), options.pop("rope_type")
         if self.fraction != 1 and not set(scaling or ()) <= {"rope_theta"}:
             raise ValueError(
                 f"give one of fraction and scaling, got fraction={self.fraction:g} and "
                 f"scaling={scaling!r}, which both say which pairs rotate"
             )
-        rope = RoPE(theta, self.fraction, type=None if kind == "default" else kind, **given)
+        rope = RoPE(theta, self.fraction, type=None if kind == "default" else kind, **options)
         for caution in cautions:
             warnings.warn(caution, stacklevel=3)
         with warnings.catch_warnings():
@@ -208,9 +207,9 @@ class Rotary(nn.Module):
 
     @disable("this RoPE follows the length: NumPy computes its frequencies")
     def _of_longest(self, length: int, positions: Tensor | None) -> Frequencies:
-        found = self._rotation.of_longest(length, positions, training=False)
-        self._compare(found)
-        return found
+        frequencies = self._rotation.of_longest(length, positions, training=False)
+        self._compare(frequencies)
+        return frequencies
 
     def _compare(self, now: Frequencies) -> None:
         self._stale = None if self._last is None or self._last == now else self._last

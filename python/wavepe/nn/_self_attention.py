@@ -26,26 +26,14 @@ class SelfAttention(Attention):
         Size of a token's vector.
     heads : int
         Number of query heads H. It divides `dim` unless `head_dim` is given.
-    kv_heads : int, optional
-        Number of key and value heads Hk, a divisor of `heads`; None is `heads`.
-    encoding : str, dict or Encoding
-        The encoding, as in `Attention`.
-    causal : bool
-        True: a token sees itself and the tokens before it. False: it sees all tokens.
-    dropout : float
-        Probability that an attention weight is dropped in training mode.
+    kv_heads, encoding, causal, dropout, trained_length, device, dtype : optional
+        As in `Attention`, but the projections have any dtype.
     head_dim : int, optional
         Head size d; None is dim / heads.
     bias : bool
         Whether the four projections have biases.
     window : int, optional
         Hide keys at a distance of `window` tokens or more before the query.
-    trained_length : int, optional
-        Length of the sequences in training, for the rope types that need it.
-    device : torch.device or str, optional
-        The device of the parameters.
-    dtype : torch.dtype, optional
-        The dtype of the parameters.
 
     Raises
     ------
@@ -80,20 +68,11 @@ class SelfAttention(Attention):
         dim, heads = checks.integer("dim", dim, 1), checks.integer("heads", heads, 1)
         if head_dim is None and dim % heads:
             raise ValueError(f"heads must divide dim={dim}, got {heads}; or give head_dim")
-        if trained_length is not None:
-            trained_length = checks.integer("trained_length", trained_length, 1)
         super().__init__(
-            encoding,
-            dim // heads if head_dim is None else head_dim,
-            heads,
-            kv_heads,
-            causal=causal,
-            dropout=dropout,
-            trained_length=trained_length,
-            dim=dim,
-            device=device,
+            encoding, dim // heads if head_dim is None else head_dim, heads, kv_heads,
+            causal=causal, dropout=dropout, trained_length=trained_length, dim=dim, device=device,
             dtype=dtype,
-        )
+        )  # fmt: skip
         self.dim: int = dim
         self.window = None if window is None else checks.integer("window", window, 0)
         bias = checks.flag("bias", bias)
@@ -138,16 +117,9 @@ class SelfAttention(Attention):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         out = super().forward(
-            q,
-            k,
-            v,
-            positions=positions,
-            cache=cache,
-            key_mask=key_mask,
-            segments=segments,
-            window=self.window,
-            x=x,
-        )
+            q, k, v, positions=positions, cache=cache, key_mask=key_mask, segments=segments,
+            window=self.window, x=x,
+        )  # fmt: skip
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def reset_parameters(self) -> None:
@@ -157,7 +129,6 @@ class SelfAttention(Attention):
         super().reset_parameters()
 
     def extra_repr(self) -> str:
-        default_size = self.head_dim * self.heads == self.dim
-        more = [] if default_size else [f"head_dim={self.head_dim}"]
+        more = [f"head_dim={self.head_dim}"] * (self.head_dim * self.heads != self.dim)
         text = self._described(f"{self.dim}", *more, f"encoding='{self.encoding}'")
         return text + (f", window={self.window}" if self.window is not None else "")

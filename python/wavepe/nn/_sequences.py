@@ -1,4 +1,4 @@
-"""Checks of key masks, segments and positions, and their join with those of cached tokens."""
+"""Check key masks, segments and positions, and join them with those of cached tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def joined_key_mask(
 ) -> Tensor | None:
     """Return the mask (B|1, cached + count) of all tokens; None if nothing is hidden."""
     start = 0 if cached is None else cached.length
-    kept = None if cached is None else cached.key_mask
+    before = None if cached is None else cached.key_mask
     if key_mask is None:
-        return None if kept is None else torch.cat([kept, kept.new_ones((len(kept), count))], 1)
+        if before is None:
+            return None
+        return torch.cat([before, before.new_ones((len(before), count))], 1)
     check_tensors(key_mask=key_mask)
     if key_mask.dtype != torch.bool:
         raise RuntimeError(
@@ -35,17 +37,17 @@ def joined_key_mask(
             f"wavepe: key_mask must be (B, L), here {(batch, count)}{whole}; got "
             f"{tuple(key_mask.shape)}"
         )
-    kept = key_mask.new_ones((batch, start)) if kept is None else kept
-    return torch.cat([kept, key_mask.expand(batch, -1)], 1)
+    before = key_mask.new_ones((batch, start)) if before is None else before
+    return torch.cat([before, key_mask.expand(batch, -1)], 1)
 
 
 def joined_positions(
     positions: Tensor | None, cached: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
     """Return the positions of all tokens, int64 (B|1, cached + count); None if they are counted."""
-    kept = None if cached is None else cached.positions
+    before = None if cached is None else cached.positions
     if positions is None:
-        if kept is not None:
+        if before is not None:
             raise RuntimeError(
                 "wavepe: the cached tokens were given positions: give positions for the new "
                 "tokens, too"
@@ -55,27 +57,18 @@ def joined_positions(
     if cached is None:
         return positions
     positions = positions.expand(batch, -1)
-    if kept is None:
-        kept = torch.arange(cached.length, device=positions.device).expand(batch, -1)
-    return torch.cat([kept, positions], 1)
+    if before is None:
+        before = torch.arange(cached.length, device=positions.device).expand(batch, -1)
+    return torch.cat([before, positions], 1)
 
 
 def check_order(
     positions: Tensor, key_mask: Tensor | None, segments: Tensor | None, contiguous: bool
 ) -> None:
-    """Raise RuntimeError if the positions of a sequence do not rise.
+    """Raise RuntimeError if the positions (B|1, n) of a sequence do not rise.
 
-    Hidden tokens may have any position. Positions on a device are not checked, because reading
-    them would wait for the device.
-
-    Parameters
-    ----------
-    positions : int64 Tensor (B|1, n)
-    key_mask : bool Tensor (B|1, n), optional
-    segments : integer Tensor (B|1, n), optional
-        The number of each token's sequence.
-    contiguous : bool
-        Whether positions must rise exactly as the indices do.
+    `contiguous` positions must rise exactly as the indices do. Hidden tokens may have any position.
+    Positions on a device are not checked, because reading them would wait for the device.
     """
     n = positions.shape[1]
     if n < 2 or positions.device.type != "cpu":
