@@ -103,7 +103,7 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"q": q, "k": k, "v": k}
     if case.table == "constant":
         table = ops.relative_table(*wavepe.encoding("wavelet").table(LENGTH, case.head_size))
-        p, first, zones = table._build(case.dtype, torch.device("cpu"), gpu=True)
+        p, first, zones = table.build_tensors(case.dtype, torch.device("cpu"), gpu=True)
         given |= {"p": p, "first": first, "zones": list(zones)}
     elif case.table == "learned":
         given["p"] = torch.zeros(300, case.head_size, dtype=case.dtype)

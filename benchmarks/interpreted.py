@@ -47,7 +47,7 @@ def interpreted(
     q: Tensor, k: Tensor, v: Tensor, *, p: Any = None, return_lse: bool = False, **options: Any
 ) -> Any:
     if isinstance(p, RelativeTable):  # converted as on a GPU
-        table, options["first"], zones = p._build(q.dtype, torch.device("cpu"), gpu=True)
+        table, options["first"], zones = p.build_tensors(q.dtype, torch.device("cpu"), gpu=True)
         options |= {"p": table, "beyond": p.beyond, "zones": list(zones) or None}
     elif p is not None:
         options["p"] = p

@@ -1,4 +1,4 @@
-"""The benchmarks on tiny sizes: what a run writes, when it fails, and README's tables from it."""
+"""The benchmarks on tiny sizes: what a run writes, and when it fails."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import using
-from processes import forked, output
+from processes import output
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("rich")  # README's tables come from the command line's own
@@ -28,8 +28,6 @@ from benchmarks import bench, report
 from benchmarks.case import Case, Compiler, judge
 from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
-from docs.writers import headlines
-from docs.writers.__main__ import main as write
 
 QUICK = ["--quick", "--repeats", "2"]
 OPERATORS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
@@ -86,28 +84,6 @@ def test_quick_run(operator, tmp_path):
     for word in ("share", "max error", "GB/s", *wavepe.variants()):
         assert word in printed
     assert "FAIL" not in printed
-
-
-def test_rope_rows(tmp_path):
-    pytest.importorskip("transformers")
-    _, results, _ = run(tmp_path, "rope", "--variants", "portable")
-    for dtype in ("float32", "bfloat16"):
-        for layout in ("half-split", "interleaved"):
-            for memory in ("fresh", "warm"):
-                rows = rows_of(results, "ops.rope_qk", dtype=dtype, memory=memory, who="wavepe")
-                (row,) = (row for row in rows if row["size"].endswith("32 x 16, " + layout))
-                rivals = {"hf", "eager", "clone", "copy_"}
-                assert set(row["ratios"]) - {"numpy"} == rivals
-                assert ("numpy" in row["ratios"]) == (dtype == "float32")
-    assert rows_of(results, "ops.rope_", memory="in place")
-    one_token = rows_of(results, "ops.rope_qk", size="4+1 heads x 1 x 16, half-split")
-    assert {row["memory"] for row in one_token} == {"warm"}
-    for row in rows_of(results, "ops.rope_qk + gradients", who="wavepe"):
-        assert set(row["ratios"]) == {"hf", "eager", "clone"}
-    # in float32 every rival computes the same thing as well
-    for row in results["rows"]:
-        if row["dtype"] == "float32" and row["error"] is not None:
-            assert row["error_of_bound"] <= 1, row["who"]
 
 
 def test_environment_is_recorded(wavelets):
@@ -179,46 +155,6 @@ def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeyp
     assert file.read_text() == "kept"
 
 
-# bench.main with files limited to 4 kB, which stand for a disk that is full at the end.
-FULL = """
-import io, resource, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-from benchmarks import bench
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-before, out, sys.stdout = resource.getrlimit(resource.RLIMIT_FSIZE), sys.stdout, io.StringIO()
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-code = bench.main(sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_FSIZE, before)
-print(sys.stdout.getvalue(), file=out, flush=True)
-sys.exit(code)
-"""
-
-
-def test_a_disk_that_is_full_at_the_end_keeps_the_old_file(tmp_path, capsys):
-    file = tmp_path / "results.json"
-    file.write_text("old")
-    words = ["wavelet_table", *QUICK, "--variants", "portable", "--json"]
-    done = forked("-c", FULL, ROOT, *words, file)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"benchmarks: --json {file}: File too large"
-    assert "Traceback" not in done.stderr
-    assert "wavepe.wavelet_table" in done.stdout  # the results, all the same
-    assert file.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
-    assert bench.main([*words, "/dev/full"]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == "benchmarks: --json /dev/full: No space left on device"
-
-
-def test_a_link_stays_one(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    results = {"environment": {}, "rows": [{}]}
-    for _ in range(2):
-        assert bench.write(results, tmp_path / "link") == tmp_path / "link"
-        assert (tmp_path / "link").is_symlink()
-        assert json.loads((tmp_path / "file").read_text()) == results
-
-
 @pytest.mark.parametrize("width", [40, 80, 200, None])
 def test_the_report_fits_the_terminal(width, wavelets, monkeypatch, capsys):
     report.print_report(wavelets, with_rivals=True)
@@ -239,13 +175,6 @@ def test_the_report_fits_the_terminal(width, wavelets, monkeypatch, capsys):
         assert "of bound" in tables
     else:
         assert tables == wide.partition("\nops.wavelet_table\n")[2]
-
-
-def test_a_folder_gets_a_file_named_by_date_cpu_and_threads(tmp_path):
-    about = {"date": "2026-01-02T03:04:05+00:00", "cpu": "Some CPU (R) 3000", "threads": 2}
-    path = bench.write({"environment": about, "rows": [{"x": 1 / 3}, {}]}, tmp_path)
-    assert path.name == "2026-01-02-some-cpu-r-3000-2t.json"
-    assert json.loads(path.read_text()) == {"environment": about, "rows": [{"x": 0.333333}, {}]}
 
 
 def test_runs_from_an_installed_place(tmp_path, monkeypatch):
@@ -379,134 +308,3 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
     assert pages["warm large"] <= 1
     with pytest.raises(ValueError, match="situation"):
         allocator.enter("tepid")
-
-
-# ------------------------------------------------------------------ README's tables
-
-SECTIONS = ("address", "choice")
-MARKERS = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in SECTIONS)
-PAGE = f"# x\n{MARKERS}between\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
-
-
-def results_of(date, threads=1, quick=False, ratio=2.0):
-    about = {"cpu": "Some CPU", "variant": "avx2", "commit": "0123456789abcdef", "dirty": False}
-    about |= {"torch": "2.13.0", "numpy": "2.4", "transformers": "5.23", "date": date}
-    row = {"op": "ops.rope_qk", "size": "tiny", "dtype": "float32", "memory": "warm"}
-    row |= {"who": "wavepe", "headline": True, "seconds": {"median": 0.00125}}
-    ratios = {name: {"rounds": ratio + i} for i, name in enumerate(("hf", "skew", "eager"))}
-    ratios["clone"] = {"rounds": 0.5}
-    rows = [
-        {**row, "variant": "portable", "ratios": {"hf": {"rounds": 0.1}}},
-        {**row, "variant": "avx2", "ratios": ratios},
-    ]
-    row |= {"variant": "avx2", "headline": False}
-    for size, name, own in (("small", "numpy", 0.8), ("large", "sdpa", 0.7), ("huge", "hf", 0.96)):
-        rows.append({**row, "size": size, "ratios": {name: {"rounds": own}}})
-    machine = {name: {"rate": 2e10} for name in ("copy", "clone", "sgemm")}
-    about |= {"threads": threads}
-    return {"environment": about, "machine": machine, "quick": quick, "rows": rows}
-
-
-@pytest.fixture
-def repository(tmp_path):
-    """A README with empty markers, the kept comparisons, and results files of operators."""
-    folder = tmp_path / "benchmarks" / "results"
-    shutil.copytree(ROOT / "benchmarks" / "results" / "compare", folder / "compare")
-    for name in ("real-model-h200", "adapt-128", "attention-terms-intel-xeon-avx512"):
-        shutil.copy(ROOT / "benchmarks" / "results" / f"{name}.json", folder)
-    (tmp_path / "README.md").write_text(PAGE)
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    files = {
-        "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
-        "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
-        "b-two-threads": results_of("2026-01-03T10:00:00+00:00", threads=2),
-        "c-quick": results_of("2026-01-04T10:00:00+00:00", quick=True),
-    }
-    for name, results in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(results))
-    return tmp_path
-
-
-def readme_main(root, *words):
-    return write(["readme", "--root", str(root), *(words or ("--write",))])
-
-
-def test_readme_is_written_and_checked(repository, capsys):
-    page = repository / "README.md"
-    assert readme_main(repository, "--check") == 1
-    assert "stale" in capsys.readouterr().err
-    assert page.read_text() == PAGE
-    assert readme_main(repository) == 0
-    assert readme_main(repository, "--check") == 0
-    written = page.read_text()
-    assert written.startswith("# x\n<!-- address:begin -->\nIn a checkout of the sources:\n")
-    assert "\nbetween\n" in written
-    assert written.endswith("<!-- bench:end -->\nafter\n")
-    page.write_text(written.replace("5.00", "5.01"))
-    assert readme_main(repository, "--check") == 1
-
-
-def test_the_address_of_the_repository(repository):
-    """It stands in one place, and README says how to clone it once it does."""
-    urls = '[project.urls]\nRepository = "https://host/x"\nDocumentation = "https://host/docs"\n'
-    for given, shown in ((urls.replace("Rep", "# Rep"), False), (urls, True)):
-        (repository / "pyproject.toml").write_text(given)
-        readme_main(repository)
-        text = (repository / "README.md").read_text()
-        assert ("git clone https://host/x wavepe" in text) == shown
-        assert ("[Documentation](https://host/docs)" in text) == shown
-        assert ("In a checkout" in text) == (not shown)
-
-
-def test_tables_of_operators(repository):
-    """The fastest rival of each headline row; then the worst row, of all, that loses to a rival."""
-    headline, slower = (
-        "| `ops.rope_qk` | tiny, float32 | 1.25 ms | 5.00, transformers | "
-        "0.50, a copy of the same memory |",
-        "| `ops.rope_qk` | large, float32 | 1.25 ms | 0.70, "
-        "PyTorch's attention without positions |",
-    )
-    for text, rows in (
-        (headlines.bench_headline(repository), [headline]),
-        (headlines.bench_section(repository, ""), [headline, slower]),
-    ):
-        assert [line for line in text.splitlines() if line.startswith("| `ops")] == rows
-        for words in ("a-new.json", "Some CPU", "one thread", "2026-01-02", "0123456789ab;"):
-            assert words in " ".join(text.split())
-        assert "t5" not in text
-
-
-def test_each_operator_comes_from_its_newest_file(repository):
-    folder = repository / "benchmarks" / "results"
-    other = results_of("2026-01-01T11:00:00+00:00")
-    for row in other["rows"]:
-        row |= {"op": "ops.attention", "seconds": {"median": 0.25}}
-    (folder / "attention.json").write_text(json.dumps(other))
-    text = headlines.bench_section(repository, "")
-    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `ops")]
-    assert rows == ["ops.attention", "ops.rope_qk"] * 2
-    assert "a-new.json" in text
-    assert "attention.json" in text
-    assert "z-old.json" not in text
-
-
-@pytest.mark.parametrize(
-    ("remove", "message"),
-    [
-        ("benchmarks/results/compare/recent.json", "recent.json is missing"),
-        ("benchmarks/results/real-model-h200.json", "no real-model-*.json"),
-        ("benchmarks/results", ".json is missing"),
-    ],
-)
-def test_a_missing_source_is_named(repository, remove, message, capsys):
-    path = repository / remove
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert readme_main(repository) == 1
-    assert message in capsys.readouterr().err
-    assert "<!-- choice:begin -->\n<!-- choice:end" in (repository / "README.md").read_text()
-
-
-def test_missing_markers_are_named(repository, capsys):
-    (repository / "README.md").write_text(PAGE.replace("<!-- bench:end -->", ""))
-    assert readme_main(repository) == 1
-    assert "README.md needs <!-- bench:begin -->" in capsys.readouterr().err

@@ -1,13 +1,11 @@
-"""The attention benchmarks: their judge, their rivals, and the page written from their results."""
+"""The attention benchmarks: their judge, their rivals, and each study at a tiny size."""
 
-import argparse
 import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from processes import forked, output
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -27,8 +25,6 @@ from benchmarks import (
 )
 from benchmarks.attention_inputs import Inputs, dense, exact_results, gathered, judged, skewed
 from benchmarks.case import Compiler
-from docs.writers import attention_speed
-from docs.writers.__main__ import main as write
 
 QUICK = ["--quick", "--repeats", "2"]
 
@@ -154,16 +150,6 @@ def test_full_takes_all_sizes(monkeypatch):
     assert set(bench_attention.CHOSEN) <= grid
 
 
-@pytest.mark.parametrize("words", [[], ["--full"], ["--quick"]])
-def test_the_option_full(words, monkeypatch):
-    monkeypatch.setattr(bench_attention, "full_cases", lambda compiler: iter(["full"]))
-    monkeypatch.setattr(bench_attention, "cases", lambda quick, compiler: iter([quick]))
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    wanted = "full" if words == ["--full"] else words == ["--quick"]
-    assert list(bench._cases(["attention"], parser.parse_args(words))) == [wanted]
-
-
 def test_own_calls_are_timed_in_each_variant(tmp_path):
     file = tmp_path / "results.json"
     assert bench.main(["attention", *QUICK, "--json", str(file)]) == 0
@@ -245,96 +231,17 @@ def test_the_profile_needs_perf(monkeypatch, capsys):
     assert "needs perf" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ the page
-
-PAGE = "".join(
-    f"<!-- {name}:begin -->\n<!-- {name}:end -->\n"
-    for name in ("times", "bfloat16", "others", *attention_speed.SHOWN)
+@pytest.mark.parametrize(
+    ("study", "shown"),
+    [
+        ("threads", "| 48 x 16 |"),
+        pytest.param("decode", "| 4 / 2 x 48 x 16, 2, float32 |", marks=pytest.mark.slow),
+        pytest.param("tails", "|", marks=pytest.mark.slow),
+        pytest.param("terms", "| `nn.Attention` |", marks=pytest.mark.slow),
+    ],
 )
-
-
-def in_a_fork(command):
-    return output(*command[1:], start=forked)
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    """An empty page, and results of tiny runs that pass for real ones."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention.subprocess, "check_output", in_a_fork)
-        return made_repository(tmp_path_factory)
-
-
-def made_repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    folder = root / "benchmarks" / "results"
-    folder.mkdir(parents=True)
-    (root / attention_speed.PAGE).parent.mkdir(parents=True)
-    (root / attention_speed.PAGE).write_text(PAGE)
-    for threads in ("1", "2"):
-        file = folder / f"{threads}t.json"
-        words = ["attention", *QUICK, "--threads", threads, "--json", str(file)]
-        assert bench.main(words) == 0
-        file.write_text(json.dumps({**json.loads(file.read_text()), "quick": False}))
-    for study in attention_speed.SHOWN:
-        name = f"attention-{study}"
-        if study in ("memory", "profile"):  # processes of their own: slow
-            rows = [{"kind": "plain", "heads": 1, "length": 16, "threads": 1, "head_size": 64}]
-            rows[0] |= {"inputs": 2**20, "growth": 3 * 2**20, "over_inputs": 3.0}
-            rows[0] |= {"gradients": True, "size": "1 heads x 16 x 64", "over_mm": 0.75}
-            rows[0] |= {"parts": {"products": 0.9, "rest": 0.1}}
-            about = {"cpu": "Some CPU", "torch": "2", "date": "2026-01-02", "commit": None}
-            results = {"environment": {**about, "dirty": None}, "rows": rows}
-            (folder / f"{name}.json").write_text(json.dumps(results))
-        else:
-            machine = "-some-cpu" if study == "tails" else ""
-            file = folder / f"{name}{machine}.json"
-            assert attention.main([study, *QUICK, "--json", str(file)]) == 0
-    return root
-
-
-def page_main(root, *words):
-    return write(["attention_speed", "--root", str(root), *words])
-
-
-@pytest.mark.slow
-def test_the_page_is_written_and_checked(repository, capsys):
-    assert page_main(repository, "--check") == 1
-    assert "stale" in capsys.readouterr().err
-    assert page_main(repository, "--write") == 0
-    assert page_main(repository, "--check") == 0
-    text = (repository / attention_speed.PAGE).read_text()
-    results = json.loads((repository / "benchmarks" / "results" / "1t.json").read_text())
-    row = next(row for row in results["rows"] if row["who"] == "wavepe" and
-               row["variant"] == results["environment"]["variant"])  # fmt: skip
-    both = f"| 32 | {1 / row['ratios']['sdpa']['rounds']:.2f} / "
-    assert both in text
-    for word in ("| `nn.Attention` |", "GFLOP/s", "2t.json", "Some CPU", "alibi"):
-        assert word in text
-    pictures = {path.name for path in (repository / attention_speed.PICTURES).iterdir()}
-    assert pictures == {f"attention-{name}.png" for name in ("rivals", "rates", "times")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("missing", ["1t.json", "attention-memory.json", "attention-terms.json"])
-def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
-    root = tmp_path / "copy"
-    shutil.copytree(repository, root)
-    (root / "benchmarks" / "results" / missing).unlink()
-    assert page_main(root, "--write") == 1
-    message = capsys.readouterr().err
-    assert ("with 1 threads" if missing == "1t.json" else missing) in message
-    assert "python -m benchmarks." in message
-
-
-def test_threads_are_as_before(capsys):
+def test_studies_leave_the_threads_as_before(study, shown, capsys):
     before = torch.get_num_threads()
-    assert attention.main(["threads", *QUICK]) == 0
+    assert attention.main([study, *QUICK]) == 0
     assert torch.get_num_threads() == before
-    assert "| 48 x 16 |" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_few_queries(capsys):
-    assert attention.main(["decode", *QUICK]) == 0
-    assert "| 4 / 2 x 48 x 16, 2, float32 |" in capsys.readouterr().out
+    assert shown in capsys.readouterr().out

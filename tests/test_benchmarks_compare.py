@@ -10,11 +10,11 @@ pytest.importorskip("matplotlib")
 
 from compare_cases import arguments, results, text_in
 from wavepe.cli import main
-from wavepe.experiments.presets import PRESETS, rows_for
+from wavepe.experiments.presets import rows_for
 from wavepe.experiments.rows import Row
 
 from benchmarks import compare_kept
-from docs.writers import claims, more
+from docs.writers import claims
 from docs.writers.compare import tables
 from docs.writers.runs import comparison
 
@@ -87,42 +87,6 @@ def test_rows_are_added(folder, tmp_path):
     with pytest.raises(SystemExit, match="steps"):
         compare_kept.main(add)
     assert comparison(tmp_path, "wavelet") == kept
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "cell"),
-    [
-        ((2.0, 3.0), (4.0, 4.0), "yes, 0.625"),
-        ((5.0, 6.0), (4.0, 4.0), "no, 1.375"),
-        ((2.0, 6.0), (4.0, 4.0), "unclear, 1.000"),
-        ((4.0, 2.0), (4.0, 4.0), "unclear, 0.750"),
-    ],
-)
-def test_a_claim_holds_where_every_seed_says_so(first, second, cell):
-    runs = [
-        {"encoding": name, "seed": seed, "perplexity": {"8": value}}
-        for name, values in (("a", first), ("b", second))
-        for seed, value in enumerate(values)
-    ]
-    runs.append({"encoding": "c", "seed": 0, "perplexity": {"8": 99.0}})
-    for worse in ("b", ("c", "b")):  # the best of them
-        claim = claims.Claim("a is ahead", "x", "a", worse)
-        assert claims._verdict(runs, claim, 8) == cell
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [((1, 2, 3), (5, 7, 9), 1), ((1, 2, 3), (9, 7, 5), -1), ((1, 2, 2), (4, 5, 5), 1)],
-)
-def test_rank_correlation(one, other, expected):
-    assert more._rank_correlation(one, other) == pytest.approx(expected)
-
-
-def test_ranks_are_of_the_sets_that_the_paper_has():
-    names = rows_for(PRESETS["scales"].options["encodings"], 512)
-    for figures in more.PUBLISHED.values():
-        assert len(figures) == len(names[::2])
-    assert [f"{name},mirrored=true" for name in names[::2]] == names[1::2]
 
 
 def test_claims_name_rows_of_their_presets():

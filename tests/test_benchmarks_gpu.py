@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` without a GPU: rows, what fails, deadline, docs/guides/gpu.md."""
+"""`python -m benchmarks.gpu` without a GPU: rows, what fails, and the deadline."""
 
 import json
 import subprocess
@@ -22,10 +22,7 @@ from benchmarks import (
     gpu_tasks,
     gpu_training,
 )
-from benchmarks.command import RESULTS
 from benchmarks.gpu_measure import Place
-from docs.writers import gpu as gpu_page
-from docs.writers.__main__ import main as write
 
 DTYPES = gpu_tasks.DTYPES
 CHECKS = ["bias"]  # the other ones take a second each
@@ -161,6 +158,9 @@ def test_rows_that_fail_and_the_deadline(capsys):
     assert rows[2] == {"name": "c", "not_run": "the deadline came first"}
     assert [gpu.print_row(row, interpreted=False) for row in rows] == [False, True, True, True]
     assert "error: check a: OutOfMemoryError" in capsys.readouterr().out
+    wrong = {"name": "check d", "checks": [{"name": "y", "error": 3.0, "largest": 1.0}]}
+    assert not gpu.print_row(wrong, interpreted=False)
+    assert "  WRONG y: 3.00 of the bound, 1.0e+00 absolute\n" in capsys.readouterr().out
 
 
 def test_rows_side_by_side():
@@ -175,64 +175,3 @@ def test_a_task_of_its_own_process(monkeypatch):
     done = subprocess.CompletedProcess([], 0, 'a warning\n{"seconds": 2}\n', "")
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
     assert gpu_tasks.in_a_process("times 64 2048", 100) == {"seconds": 2}
-
-
-# ------------------------------------------------------------------ the page
-
-
-def figures(ours, flex):
-    return {"wavepe": ours, "Flex": flex, **dict.fromkeys([gpu_attention.DENSE], ours)}
-
-
-def rows_of_a_gpu():
-    """Those of some tasks, by name."""
-    phases = gpu_attention.PHASES
-    times = {"name": "times 128 2048", "d": 128, "length": 2048, "errors": {"SDPA": "too old"}}
-    times["seconds"] = {phase: figures(0.002, 0.003) for phase in phases}
-    times["memory"] = {phase: figures(2**20, 3 * 2**20) for phase in phases}
-    short = {**times, "name": "times 64 512", "d": 64, "length": 512}
-    short["seconds"] = {phase: {"wavepe": 0.001} for phase in phases}
-    checks = [{"name": name, "error": e, "largest": 1.0} for name, e in (("x", 0.5), ("y", 3.0))]
-    training = {"name": "training 128", "d": 128, "layers": 4, "hidden": 9, "batch": 1}
-    training |= {"length": 7, "seconds": {"a": 0.1, "b": 0.2}, "memory": {"a": 2**20, "b": 2**21}}
-    rope = {"dtype": "bfloat16", "length": 5, "seconds": {"wavepe": 1e-5, "copy": 2e-5}}
-    rows = [{"name": "check graph", "checks": checks}, times, short, training]
-    rows += [{"name": "rope", "rows": [rope]}, {"name": "compare", "not_run": "no text"}]
-    return {row.pop("name"): row for row in rows}
-
-
-def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
-    page, results = tmp_path / gpu_page.PAGE, tmp_path / RESULTS
-    results.mkdir(parents=True)
-    page.parent.mkdir(parents=True)
-    page.write_text("# GPU\n<!-- gpu:begin -->\n<!-- gpu:end -->\n")
-    interpreted = {"environment": {"interpreted": True}, "rows": []}
-    (results / "gpu-cpu.json").write_text(json.dumps(interpreted))
-    root = ["gpu", "--root", str(tmp_path)]
-    assert write(["--write", *root]) == 0
-    assert gpu_page.NOTHING in page.read_text()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H1")
-    monkeypatch.setattr(gpu_tasks, "in_a_process", lambda name, left: rows_of_a_gpu()[name])
-    assert gpu.main(["--json", str(results / "gpu-h1.json")]) == 1
-    said = capsys.readouterr().out
-    assert "  WRONG y: 3.00 of the bound, 1.0e+00 absolute\n" in said
-    assert "    forward, Flex: 3.000 ms, 3 MiB more\n" in said
-    assert write(["--check", *root]) == 1
-    assert write(["--write", *root]) == write(["--check", *root]) == 0
-    text = page.read_text()
-    for line in (
-        f"H1; torch {torch.__version__}, Triton ",
-        "1 of 2 checks are within their bounds: y is off by 3 bounds.",
-        "| head size | length | wavepe, ms | Flex | SDPA, dense bias |",
-        "| 64 | 512 | 1.00 |  |  |",
-        "| 128 | 2048 | 2.00 | 1.50 | 1.00 |",
-        "| 128 | 2048 | 1 | 3 | 1 |",
-        "| 128 | 100.00 | 200.00 | 1 | 2 |",
-        "| bfloat16 | 5 | 10.0 | 20.0 |",
-        "- compare: no text",
-        "- times 128 2048, SDPA: too old",
-        "- times 128 8192: KeyError: 'times 128 8192'",
-    ):
-        assert line in text
-    assert gpu_page.NOTHING not in text

@@ -1,9 +1,7 @@
-"""benchmarks/hf_models.py at tiny sizes, the pages written from its results, and their claims."""
+"""benchmarks/hf_models.py at tiny sizes, and the claims of the figures that are kept."""
 
 import json
 import math
-import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -17,11 +15,8 @@ pytest.importorskip("rich")  # the tables come from the command line's own
 ROOT = Path(__file__).parent.parent
 
 from benchmarks import hf_calls, hf_decoding, hf_models, hf_profile
-from benchmarks.command import RESULTS
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
 from docs.writers import speed, swap
-from docs.writers.__main__ import main as write
-from docs.writers.headlines import newest_results
 
 TINY = {"layers": 1, "hidden": 128}
 MIB = 1 << 20
@@ -202,69 +197,12 @@ def test_models_of_one_shape_share_their_weights():
     assert models["rope"].config.position_encoding == "rope"
 
 
-# ------------------------------------------------------------------ the pages
-
-MARKERS = {
-    speed.PAGE: ("hf-time", "hf-memory", "hf-decoding", "hf-profile", "bench", "kernels"),
-    swap.PAGE: ("hf-swap",),
-}
+def test_decoding(capsys):
+    assert hf_decoding.main(["--quick", "--repeats", "1"]) == 0
+    assert "| 2 layers of 64, 2 / 1 heads; batch 8 |" in capsys.readouterr().out
 
 
-# So long that a line ends within the words that the test looks for.
-CPU = " ".join(["Name"] * 10)
-
-
-@pytest.fixture
-def repository(run, profiled, tmp_path):
-    """Pages with empty markers, the results of the tiny run, and the kept ones of the swap."""
-    for file in (speed.MODELS, swap.SWAP):
-        (tmp_path / file).parent.mkdir(parents=True)
-    words = ["--quick", "--repeats", "1", "--json", str(tmp_path / speed.DECODING)]
-    assert hf_decoding.main(words) == 0
-    named = {**run, "environment": {**run["environment"], "cpu": CPU}}
-    (tmp_path / speed.MODELS).write_text(json.dumps(named))
-    (tmp_path / swap.SWAP).write_bytes((ROOT / swap.SWAP).read_bytes())
-    shutil.copy(profiled, tmp_path / speed.PROFILE)
-    shutil.copy(newest_results(ROOT)["ops.relative_bias"], tmp_path / RESULTS)
-    for page, names in MARKERS.items():
-        text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
-        (tmp_path / page).write_text(f"before\n{text}after\n")
-    return tmp_path
-
-
-def page_main(root, *words):
-    return write(["speed", "swap", "--root", str(root), *words])
-
-
-def test_the_pages_are_written_and_checked(repository, run, capsys):
-    assert page_main(repository, "--check") == 1
-    message = capsys.readouterr().err
-    assert all(f"{page} is stale" in message for page in MARKERS)
-    assert page_main(repository, "--write") == 0
-    assert page_main(repository, "--check") == 0
-    of_speed, of_swap = ((repository / page).read_text() for page in MARKERS)
-    for table in (hf_models.time_table, hf_models.memory_table):
-        assert table(run) in of_speed
-    unwrapped = " ".join(of_speed.split())
-    for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
-        assert unwrapped.count(words) == (2 if "heads" in words else 6)
-    assert "| 2 layers of 64, 2 / 1 heads; batch 8 |" in of_speed
-    assert "| decoding, 8 x 16 | stock |" in of_speed
-    assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", of_speed)
-    kept = json.loads((ROOT / swap.SWAP).read_text())
-    for each in kept["runs"]:
-        assert f"| `{each['encoding']}` |" in of_swap
-        assert all(f"{value:.2f}" in of_swap for value in each["perplexity"].values())
-    assert "old" not in of_speed + of_swap
-
-
-@pytest.mark.parametrize("missing", [speed.MODELS, speed.DECODING, swap.SWAP])
-def test_a_missing_source_is_named_and_the_other_page_written(missing, repository, capsys):
-    (repository / missing).unlink()
-    assert page_main(repository, "--write") == 1
-    assert f"{missing} is missing" in capsys.readouterr().err
-    stale = ["old" in (repository / page).read_text() for page in MARKERS]
-    assert stale == [missing != swap.SWAP, missing == swap.SWAP]
+# ------------------------------------------------------------------ what is kept
 
 
 def test_kept_figures_of_the_swap_hold_the_claims():

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 
 from wavepe.cli.plot import PICTURES
 
-from benchmarks import exact_angles, multiscale_rope, rope_accuracy
-from benchmarks.command import RESULTS, Missing
+from benchmarks import exact_angles, rope_accuracy
+from benchmarks.command import RESULTS
 from docs.writers import WRITERS, images, rope_exactness, rope_speed
 from docs.writers.__main__ import main as write
 
@@ -190,36 +190,6 @@ def test_kept_images_hold_what_the_page_says():
     assert by_encoding["2-D"][:, 2].min() > 0.9
 
 
-def test_multiscale_rotations_by_matrices_and_by_prefix_sums(monkeypatch):
-    about = {"cpu": "a CPU", "cpus": 2, "load_average": [0.5], "variant": "avx2", "torch": "2"}
-    about |= {"date": "2026-01-01", "commit": "0" * 40, "dirty": False}
-    monkeypatch.setattr(multiscale_rope, "surroundings", lambda *_: about)
-    results = multiscale_rope.measure(2, heads=2, d=8, lengths=(24, 40))
-    for row in results["rows"]:
-        assert max(row["errors"].values()) < 1e-6
-        assert row["bytes"]["matrices"] == 8 * row["bytes"]["rope"] == row["length"] * 8 * 8 * 4
-    lines = multiscale_rope.table(results).splitlines()
-    assert [line.split()[1] for line in lines[2:4]] == ["24", "40"]
-    wrong = multiscale_rope.turns(24, 8)[0]["rope"]
-    assert multiscale_rope.error(wrong, multiscale_rope.Inputs.make(2, 24, 8)) > 0.1
-
-
-# ------------------------------------------------------------------ the roofline
-
-
-def test_roofline_counts_the_bytes_of_its_row():
-    path = rope_speed.newest(ROOT)
-    kept = json.loads(path.read_text())
-    row = rope_speed.row_of(kept, "warm")
-    assert row["work"] == 2 * rope_speed.HEAD_BYTES + rope_speed.TABLE_BYTES == 84_934_656
-    row["work"] += 1
-    with pytest.raises(ValueError, match="84934657"):
-        rope_speed.row_of(kept, "warm")
-    kept["environment"]["variant"] = "none"
-    with pytest.raises(Missing, match="no row"):
-        rope_speed.row_of(kept, "fresh")
-
-
 # ------------------------------------------------------------------ the site's pages of the API
 
 API = ROOT / "docs" / "reference" / "api"
@@ -308,34 +278,9 @@ def test_formulas_become_mathml(rendered):
         assert rendered(text) == f"<p>{text}</p>"
 
 
-def test_subscripts_of_functions_and_bars_of_formulas(rendered):
-    log = rendered("Take $\\log_\\theta L$ and $\\log x$.")
-    assert "<msub><mi>log</mi><mi>&#x003B8;</mi></msub><mspace" in log
-    assert "<mi>log</mi><mspace" in log
-    bars = rendered("Where $\\lvert m\\rvert < 2$.")
-    assert 'form="prefix">&#x0007C;</mo><mi>m</mi>' in bars
-    assert bars.count('form="postfix"') == 1
-
-
-def test_where_lines_break_and_pictures_lead(rendered):
-    row = "| `wavelet:biases=true,projection=true+kerple` | yes, 0.9 |"
-    html = rendered(f"`adapt --lora 16`\n\n| a | b |\n|---|---|\n{row}")
-    assert 'adapt <span class="option">--lora</span> 16' in html
-    assert "wavelet:biases=true,<wbr>projection=true+<wbr>kerple" in html
-    assert "<td>yes,&nbsp;0.9</td>" in html
-    assert '<a href="a.png"><img alt="A map" src="a.png" /></a>' in rendered("![A map](a.png)")
-    assert "<wbr>" not in rendered("`wavelet:biases=true,projection=true+kerple`")
-    assert "span" not in rendered("```text\nadapt --lora\n```").replace("<span></span>", "")
-
-
 def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
     rendered("Where $\\nothing{a}$ is.")
     assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
-
-
-def test_a_page_is_described_by_its_first_sentence(rendered):
-    rendered("# Title\n\nIt swaps *encodings* & more. A second sentence.\n\nNo.")
-    assert rendered.page.meta == {"description": "It swaps encodings & more."}
 
 
 def test_the_site_leaves_out_what_only_the_repository_needs(hooks):

@@ -225,7 +225,7 @@ def test_every_encoding_and_option_is_on_the_page():
         )
         for (key, *others), told in named:
             if not others and defaults[key] is not None:  # these are told in words
-                written = wavepe.encodings.spec.write_value(defaults[key])
+                written = wavepe.common.spec.write_value(defaults[key])
                 assert told.strip("`") == written, (name, key)
 
 

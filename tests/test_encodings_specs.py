@@ -13,6 +13,7 @@ from encoding_cases import ENCODINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rope_cases import MINIMAL, ORIGINAL
+from wavepe.common import spec
 from wavepe.encodings import (
     ALiBi,
     Encoding,
@@ -23,7 +24,6 @@ from wavepe.encodings import (
     TransformerXL,
     Wavelet,
     known_encodings,
-    spec,
 )
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)

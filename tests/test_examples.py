@@ -89,18 +89,6 @@ def test_it_runs(name, tmp_path, monkeypatch):
     SHOWS[name](output(EXAMPLES / f"{name}.py", *LESS.get(name, ()), start=forked, COLUMNS="100"))
 
 
-def test_the_images_show_what_is_asked():
-    images = runpy.run_path(str(EXAMPLES / "rope_images.py"))
-    patches, answers = images["draw"](300, 9, np.random.default_rng(0))
-    cross, square = images["SHAPES"][:2].reshape(2, -1)
-    likeness = [(patches.numpy() @ (shape - shape.mean())).argmax(1) for shape in (cross, square)]
-    (row, column), (down, across) = (np.divmod(place, 9) for place in likeness)
-    signs = np.array(images["SIGNS"])[answers]
-    assert np.array_equal(np.sign([down - row, across - column]).T, signs)
-    assert max(np.abs(down - row).max(), np.abs(across - column).max()) == images["REACH"]
-    assert len(set(map(int, answers))) == 8
-
-
 def test_scores_of_images_depend_on_both_distances_alone():
     images = runpy.run_path(str(EXAMPLES / "rope_images.py"))
     pairs, grid = 6, 5

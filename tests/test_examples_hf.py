@@ -366,32 +366,3 @@ def test_the_swap_changes_no_weight_and_training_does(finished):
     assert AutoConfig.from_pretrained(finished / "llama-trained").model_type == "llama"
     config = AutoConfig.from_pretrained(finished / "llama-swapped-trained")
     assert config.position_encoding == SPEC
-
-
-@pytest.mark.slow
-def test_it_prints_every_figure_and_repeats_itself(swap, finished, eight_letters, tmp_path, capsys):
-    assert run(swap, tmp_path / "again", eight_letters) == 0
-    shown = capsys.readouterr().out
-    for first, second in zip(kept(finished)["runs"], kept(tmp_path / "again")["runs"], strict=True):
-        assert first["perplexity"] == second["perplexity"]
-        assert first["encoding"] in shown
-        assert all(f"{value:.2f}" in shown for value in first["perplexity"].values())
-    assert run(swap, tmp_path / "other", eight_letters, "--seed", "1") == 0
-    assert kept(tmp_path / "other")["runs"][0] != kept(finished)["runs"][0]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "holds models already"),
-        (["--encoding", "wavelett"], "wavelett"),
-        (["--length", "2000"], "text too short"),
-    ],
-)
-def test_what_is_refused_at_once(more, message, swap, finished, eight_letters, capsys):
-    before = (finished / "results.json").read_bytes()
-    assert run(swap, finished, eight_letters, *more) == 1
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert "loss" not in shown.out
-    assert (finished / "results.json").read_bytes() == before

@@ -90,22 +90,6 @@ def stream(text):
     return {"name": "stdout", "output_type": "stream", "text": [text]}
 
 
-def test_another_output_is_told():
-    cell = {"metadata": {}, "outputs": [stream("rope  5.25 in 3 s\n")]}
-    picture = {"output_type": "display_data", "data": {"image/png": "iVBO"}}
-    for same in ("rope  5.25 in 3 s\n", "rope 5.3 in 44 s\n", "rope **6.1** in 3 s\n"):
-        assert differences(cell, [stream(same)]) == []
-    for other in ("rope  7.88 in 3 s\n", "rope  2.6 in 3 s\n"):
-        (told,) = differences(cell, [stream(other)])
-        assert told.startswith("5.25 is kept")
-        varies = {**cell, "metadata": {"tags": ["varies"]}}
-        assert differences(varies, [stream(other)]) == []
-    for other in ("alibi  5.25 in 3 s\n", "rope  5.25 6 in 3 s\n", ""):
-        assert differences(cell, [stream(other)])
-    for others in ([], [picture], [*cell["outputs"], picture]):
-        assert differences(cell, others)
-
-
 def test_a_cell_shows_what_jupyter_shows(capfd):
     codes = [
         "print('a')\nclass Table:\n    def _repr_markdown_(self): return '# b'",

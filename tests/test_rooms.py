@@ -33,14 +33,6 @@ CIRCLES = [
     ["wavepe.experiments.comparison", "wavepe.experiments.jobs"],
     ["wavepe.hf.cache_guard", "wavepe.hf.rotary"],
 ]
-UPWARD = [
-    ("arrays", "encodings"),
-    ("positions", "wavepe"),
-]
-PRIVATE = [
-    ("benchmarks.attention_kernels", "table._build"),
-    ("benchmarks.interpreted", "p._build"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +69,12 @@ def test_imports_go_one_way(modules):
     for room in set(upward):
         if room[0] == room[1] or room[1] in MAY_IMPORT[room[0]].split():
             del upward[room]
-    assert sorted(upward) == UPWARD, "\n".join(upward.values())
+    assert not upward, "\n".join(upward.values())
 
 
 def test_private_names_stay_in_their_room(modules):
-    reads = sorted((each.module, each.name) for each in rooms.private_reads(modules))
-    assert reads == PRIVATE
+    reads = rooms.private_reads(modules)
+    assert not reads, "\n".join(map(str, reads))
 
 
 @pytest.mark.parametrize("folder", LINES)

@@ -1,6 +1,5 @@
 """rope_frequencies: every rope type's formula, its parameters, and transformers' own numbers."""
 
-import json
 import math
 import sys
 import types
@@ -429,46 +428,3 @@ def test_every_type_agrees_with_transformers(parity):
     # excused are those whose ramp has lost bits in float32
     assert {row["type"] for row in rows if row["excused"]} <= {"yarn", "llama3"}
     assert sum(row["excused"] for row in rows) <= 5
-
-
-def test_report_of_the_benchmark(parity, tmp_path, capsys, monkeypatch):
-    module, rows = parity
-    monkeypatch.setattr(module, "compare", lambda: rows)
-    file = tmp_path / "parity.json"
-    assert module.main(["--json", str(file)]) == 0
-    printed, written = capsys.readouterr().out, json.loads(file.read_text())
-    assert written["wavepe"] == wavepe.__version__
-    assert len(written["rows"]) == len(rows)
-    for row in written["rows"]:
-        assert f"{row['type']:14}{row['configurations']:15}" in printed
-
-
-def test_another_formula_fails_the_benchmark(parity, monkeypatch):
-    """A wrong frequency or factor must not pass, and cannot be excused."""
-    module, limits = parity[0], parity[0].LIMITS
-    keys = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 64}
-    case = module.Configuration(64, keys)
-    assert all(module.differences(case)[key] <= limit for key, limit in limits.items())
-    own = wavepe.rope_frequencies
-
-    def wrong(dim, **options):
-        inv_freq, factor = own(dim, **options)
-        return inv_freq * (1 + 3e-6), factor * (1 + 3e-6)
-
-    monkeypatch.setattr(wavepe, "rope_frequencies", wrong)
-    found = module.differences(case)
-    assert found["inv_freq"] > limits["inv_freq"]
-    assert found["factor"] > limits["factor"]
-    assert not module.is_excused(found)
-    monkeypatch.setattr(module, "configurations", lambda: [case])
-    assert module.main([]) == 1
-
-
-def test_the_kept_results_are_these(parity):
-    def count(rows):
-        return sum(row["configurations"] + row["absent"] for row in rows)
-
-    for path in (ROOT / "benchmarks" / "results").glob("rope-parity-*.json"):
-        kept = json.loads(path.read_text())["rows"]
-        assert all(row["ok"] for row in kept)
-        assert count(kept) == count(parity[1])

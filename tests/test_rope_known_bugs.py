@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import INTEGERS, assert_same_bits, generator, load_torch
+from cases import assert_same_bits, generator, load_torch
 from checks import check_rope_table as check_table
 from tensors import check_rope as check
 from tensors import normal
@@ -110,22 +110,6 @@ def test_neither_autocast_nor_tf32_touches_angles(variant, precision):
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("integer", INTEGERS)
-def test_ends_of_integer_types(variant, integer):
-    """The next position wraps around in the type itself."""
-    info = np.iinfo(integer)
-    ends = [max(info.min, -(2**31)), 0, min(info.max, 2**31)]
-    if info.bits <= 32:
-        with np.errstate(over="ignore"):
-            assert int(np.array([info.max], integer)[0:1].sum(dtype=integer) + integer(1)) < 1
-    got = wavepe.rope_table(np.array(ends, integer), FREQ)
-    want = wavepe.rope_table(np.array(ends, np.int64), FREQ)
-    check_table(got, oracle.rope_table(ends, FREQ))
-    assert_same_bits(got[0], want[0])
-    tensor = torch.from_numpy(np.array(ends, integer))
-    assert_same_bits(tables(tensor)[1].numpy(), want[1])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head", [72, 80, 128])
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -174,26 +158,6 @@ def test_left_padding(variant):
 
 
 # ------------------------------------------------------------------ memory
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_strided_queries_and_keys(variant, dtype, interleaved):
-    """Views as attention layers make them, without a copy or with wrong rows."""
-    cos, sin = tables(torch.arange(6))
-    wide = normal(generator("strided"), 2, 6, 3 * 4 * 128, dtype=dtype)
-    fused = wide.view(2, 6, 3, 4, 128).transpose(1, 3)  # heads 4, then q, k or v
-    chunks = [part.unflatten(-1, (4, 128)).transpose(1, 2) for part in wide.chunk(3, -1)]
-    for x in (*chunks, *fused.unbind(2), chunks[0].mT.contiguous().mT):
-        assert not x.is_contiguous()
-        kept = x.clone()
-        got = ops.rope(x, cos, sin, interleaved=interleaved)
-        check(got, x, cos, sin, interleaved)
-        assert torch.equal(got, ops.rope(x.contiguous(), cos, sin, interleaved=interleaved))
-        assert torch.equal(x, kept), "the input was changed"
-    pair = chunks[0], chunks[1][:, :1]
-    for got, x in zip(ops.rope_qk(*pair, cos, sin, interleaved=interleaved), pair, strict=True):
-        check(got, x, cos, sin, interleaved)
 
 
 def test_in_place_on_a_part_of_a_fused_qkv(variant):
@@ -252,29 +216,6 @@ def test_tables_of_inference_mode(nn):
 
 
 # ------------------------------------------------------------------ sizes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("head", "pairs"),
-    [(72, 36), (80, 40), (80, 16), (80, 9), (72, 1), (64, 31), (33, 16), (7, 1)],
-)
-def test_heads_off_the_vector_width_and_partial_rotation(variant, dtype, head, pairs):
-    """Odd numbers of pairs, odd heads, and a tail that no arithmetic touches."""
-    x = normal(generator("partial", head), 2, 5, 3, head, dtype=dtype).transpose(1, 2)
-    x[..., 2 * pairs :: 3] = torch.nan
-    x[..., 2 * pairs + 1 :: 3] = torch.inf
-    freq = torch.from_numpy(oracle.rope_frequencies(head))[:pairs]
-    cos, sin = tables(torch.arange(100, 105), freq)
-    turned = x[..., : 2 * pairs].clone()
-    for interleaved in (False, True):
-        for got in (
-            ops.rope(x, cos, sin, interleaved=interleaved),
-            ops.rope_(x.clone(), cos, sin, interleaved=interleaved),
-        ):
-            check(got[..., : 2 * pairs], turned, cos, sin, interleaved)
-            tails = (t[..., 2 * pairs :].double().numpy() for t in (got, x))
-            assert_same_bits(*tails, "the tail")
 
 
 # ------------------------------------------------------------------ meaning

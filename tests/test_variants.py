@@ -9,7 +9,7 @@ import pytest
 import wavepe
 from cases import assert_same_bits, generator, turn, using
 from processes import forked, output
-from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, usual
+from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu
 
 HERE = Path(__file__).parent
 
@@ -170,22 +170,6 @@ def run_pytest(*arguments, code="", **environment):
 
 
 ONE = f"{HERE / 'test_variants.py'}::test_calls_leave_the_rounding_mode_and_subnormals_alone"
-
-
-@pytest.mark.parametrize(
-    "workers",
-    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow)],
-)
-def test_the_last_lines_say_which_variants_ran(workers):
-    if workers:
-        pytest.importorskip("xdist")
-    code, said = run_pytest(ONE, *workers)
-    assert code == 0, said
-    tested = usual(all_of_them())
-    *_, ran, not_run, _ = said.strip().splitlines()
-    assert ran == "variants tested: " + ", ".join(f"{name} (1 test)" for name in tested)
-    assert not_run.startswith("variants not tested: ")
-    assert set(re.findall(r"(\w+) \(", not_run)) == {*KNOWN, TEST_ONLY} - set(tested)
 
 
 def test_a_variant_that_this_cpu_runs_and_the_build_lacks_fails_the_run():

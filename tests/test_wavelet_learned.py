@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import json
 
 import numpy as np
 import oracle
@@ -282,76 +281,3 @@ def test_a_registered_wavelet_learns_in_a_model(register, torch, hf, compiled):
         for got, gradient in zip(hf.gradients(graph, ids), gradients, strict=True):
             assert hf.close(got, gradient, 1e-5)
         torch._dynamo.reset()
-
-
-# ------------------------------------------------------------------ wavepe compare
-
-
-def compare(out, text, steps=40, specs=("wavelet:scales=3,learned=true", "wavelet:scales=3")):
-    return [
-        "compare", "--encodings", *specs, "--data", str(text), "--out", str(out),
-        "--steps", str(steps), "--train-length", "16", "--lengths", "16", "32", "--batch", "2",
-        "--layers", "1", "--heads", "2", "--head-dim", "6", "--eval-bytes", "128",
-        "--save-every", "1", "--quiet",
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    letters = np.random.default_rng(0).integers(97, 105, size=4000).astype(np.uint8)
-    path.write_bytes(letters.tobytes())
-    return path
-
-
-@pytest.mark.slow
-def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
-    from safetensors.torch import load_file
-    from wavepe.cli import main
-    from wavepe.training import loop
-
-    assert main(compare(tmp_path / "whole", text)) == 0
-    taken = []
-
-    def stop_at_ten(state, *args):
-        if len(taken) == 10:
-            raise KeyboardInterrupt
-        taken.append(state.step)
-        return step(state, *args)
-
-    step = loop._train_step
-    monkeypatch.setattr(loop, "_train_step", stop_at_ten)
-    assert main(compare(tmp_path / "cut", text)) == 130
-    monkeypatch.setattr(loop, "_train_step", step)
-    (state,) = (tmp_path / "cut" / "training").iterdir()
-    import torch
-
-    kept = torch.load(state, weights_only=True)
-    assert kept["step"] == 10
-    assert "model.position_encoding.shift" in kept["model"]
-    sizes = [tuple(x["exp_avg"].shape) for x in kept["optimizer"]["state"].values()]
-    assert sizes.count((6,)) == 2
-    assert main(compare(tmp_path / "cut", text)) == 0
-    runs = [
-        json.loads((tmp_path / n / "results.json").read_text())["runs"] for n in ("cut", "whole")
-    ]
-    figures = [[(run["encoding"], run["perplexity"]) for run in each] for each in runs]
-    assert figures[0] == figures[1]
-    assert figures[0][0][1] != figures[0][1][1]
-    (folder,) = (tmp_path / "whole" / "checkpoints").glob("*learned*")
-    weights = load_file(folder / "model.safetensors")
-    for name, start in zip(("scale", "shift"), wavepe.wavelet_grid(6, 3), strict=True):
-        change = weights[f"model.position_encoding.{name}"].double().numpy() - start
-        assert 1e-4 < np.abs(change).max() < 1
-
-
-def test_compare_refuses_before_it_starts(hf, text, tmp_path, capsys):
-    pytest.importorskip("rich")
-    from wavepe.cli import main
-
-    out = tmp_path / "out"
-    assert main(compare(out, text, specs=["wavelet:kind=haar,learned=true"])) == 2
-    assert "gradient is zero" in capsys.readouterr().err
-    assert not out.exists()

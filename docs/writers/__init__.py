@@ -23,4 +23,5 @@ WRITERS = (
     "attention_speed",
     "attention_gpu",
     "cuda",
+    "rooms",
 )

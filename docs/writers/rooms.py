@@ -1,6 +1,7 @@
-"""The rooms of the package, which imports which, and what they read of one another.
+"""docs/internals/rooms.md: the rooms of the package, which imports which, and their sizes.
 
-All of it is read from the sources, without running them.
+All of it is read from the sources, without running them. tests/test_rooms.py asks the same
+functions for circles and for names that are private to another room.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.command import table
+
 PACKAGE = "wavepe"
+PAGE = Path("docs", "internals", "rooms.md")
+PICTURE = Path("docs", "internals", "rooms.png")
 BINDINGS = (f"{PACKAGE}._numpy", f"{PACKAGE}._torch")  # compiled
 
 
@@ -184,3 +189,101 @@ def arrows(modules: Mapping[str, Source]) -> Counter[tuple[str, str]]:
     """Return how many names each room imports from each other room."""
     rooms = ((room_of(each.importer), room_of(each.imported)) for each in imports(modules))
     return Counter(pair for pair in rooms if pair[0] != pair[1])
+
+
+# ------------------------------------------------------------------ the page and the picture
+
+
+def lines(modules: Mapping[str, Source]) -> Counter[str]:
+    """Return the lines of Python in each room."""
+    counts: Counter[str] = Counter()
+    for name, source in modules.items():
+        counts[room_of(name)] += len(source.path.read_text("utf-8").splitlines())
+    return counts
+
+
+def levels(edges: Collection[tuple[str, str]]) -> dict[str, int]:
+    """Return the height of each room: one more than that of the highest room that it imports."""
+    below = defaultdict(set)
+    for start, end in edges:
+        below[start].add(end)
+    heights: dict[str, int] = {}
+
+    def height(room: str) -> int:
+        if room not in heights:
+            heights[room] = 1 + max(map(height, below.get(room, ())), default=-1)
+        return heights[room]
+
+    if not circles(edges):
+        for edge in edges:
+            height(edge[0])
+    return heights
+
+
+def blocks(root: Path) -> dict[str, str]:
+    """Return the table of rooms, the highest first, with what each one holds and imports."""
+    modules = sources(root)
+    edges = arrows(modules)
+    heights = levels(edges)
+    rows = []
+    for room in sorted(heights, key=lambda room: (-heights[room], room)):
+        package = {PACKAGE: PACKAGE, "benchmarks": "benchmarks"}.get(room, f"{PACKAGE}.{room}")
+        if room == "csrc":
+            words = "The kernels, and their bindings to NumPy and torch."
+        else:
+            words = (ast.get_docstring(modules[package].tree) or "").split("\n\n")[0]
+        reads = ", ".join(f"`{end}`" for start, end in sorted(edges) if start == room)
+        rows.append((f"`{room}`", " ".join(words.replace("``", "`").split()), reads))
+    return {"rooms": table(("room", "what it holds", "imports"), rows, "l")}
+
+
+def draw(root: Path) -> None:
+    """Draw the rooms, with an arrow wherever no longer way through other rooms leads."""
+    import matplotlib.pyplot as plt
+
+    modules = sources(root)
+    edges, counts = arrows(modules), lines(modules)
+    heights = levels(edges)
+    rows = defaultdict(list)
+    for room in sorted(heights):
+        rows[heights[room]].append(room)
+    places = {
+        room: ((column + 0.5) / len(row), float(height))
+        for height, row in rows.items()
+        for column, room in enumerate(row)
+    }
+    direct = [
+        (start, end)
+        for start, end in edges
+        if not any((start, room) in edges and (room, end) in edges for room in heights)
+    ]
+    figure, axes = plt.subplots(figsize=(7, 0.8 * (max(rows) + 1)))
+    style = {"boxstyle": "round,pad=0.4", "facecolor": "#dfe6f2", "edgecolor": "#5b7bb4"}
+    center = {"ha": "center", "va": "center"}
+    boxes = {
+        room: axes.text(
+            *place,
+            f"{room}\n{counts[room]:,} lines" if room in counts else room,
+            **center,
+            fontsize=10,
+            color="#303030",
+            bbox=style,
+        )
+        for room, place in places.items()
+    }
+    for start, end in direct:
+        arrow = {"arrowstyle": "-|>", "color": "#707070", "shrinkA": 0, "shrinkB": 0}
+        arrow |= {"patchA": boxes[start].get_bbox_patch(), "patchB": boxes[end].get_bbox_patch()}
+        axes.annotate("", xy=places[end], xytext=places[start], arrowprops=arrow, zorder=1)
+        x, y = ((a + b) / 2 for a, b in zip(places[start], places[end], strict=True))
+        axes.text(
+            x + 0.025,
+            y + 0.15 * (x != places[start][0]),
+            str(edges[start, end]),
+            fontsize=9,
+            **center,
+        )
+    axes.set(xlim=(0, 1), ylim=(-0.5, max(rows) + 0.5))
+    axes.axis("off")
+    figure.savefig(root / PICTURE, bbox_inches="tight")
+    plt.close(figure)

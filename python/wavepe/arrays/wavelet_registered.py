@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..common.spec import is_word, read_value
 from . import wavelet_pywt
 
 Psi = Callable[[np.ndarray], np.ndarray]
@@ -215,8 +216,6 @@ def _module_of(function: Psi) -> str:
 
 
 def _check_name(name: str) -> None:
-    from ..encodings.spec import is_word, read_value
-
     if not isinstance(name, str):
         raise TypeError(f"a wavelet's name must be a string, got {name!r}")
     if not is_word(name) or read_value(name) != name:

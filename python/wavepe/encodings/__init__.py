@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..arrays.relative_bias import Bias, Table
+from ..common.spec import read_spec, split_spec
 from .alibi import ALiBi
 from .base import Combination, Encoding, build, combine, read_dict
 from .binary import Binary
@@ -30,7 +31,6 @@ from .sandwich import Sandwich
 from .shaw import Shaw
 from .sink import Sink
 from .sinusoidal import Sinusoidal
-from .spec import read_spec, split_spec
 from .t5 import T5
 from .temperature import Temperature
 from .transformer_xl import TransformerXL

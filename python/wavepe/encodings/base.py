@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from ..arrays.relative_bias import Bias, Table, rows_at
 from ..common import checks
 from ..common.labels import suggestion
+from ..common.spec import Value, write_spec
 from .layers import check_layers, layers_of
 from .methods import TERMS, Methods, initial_parameters
 from .options import checked
-from .spec import Value, write_spec
 
 VERSION = 1
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..common import checks
-from .spec import Value, fits_spec
+from ..common.spec import Value, fits_spec
 
 Check = Callable[[str, Any], Value]
 

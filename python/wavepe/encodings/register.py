@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, TypeVar
 
 from ..arrays import wavelet_registered
+from ..common.spec import is_word
 from .base import Encoding, known
 from .methods import LEARNED, TERMS
-from .spec import is_word
 
 E = TypeVar("E", bound=Encoding)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..arrays.rope_frequencies import ROPE_TYPES
-from ..encodings.spec import write_value
+from ..common.spec import write_value
 
 Bases = dict[str, float]
 EACH_BASE = "rotary_embs."  # the modules of Granite SWA, one for each base

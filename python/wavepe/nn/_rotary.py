@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .. import ops
 from ..arrays.rope_frequencies import base_of, standard_parameters
 from ..common import checks
+from ..common.spec import write_value
 from ..encodings import RoPE
-from ..encodings.spec import write_value
 from ..ops._compiler import disable
 from ..ops._torch_private import assert_async
 from ..positions.rotation import Frequencies, FrequencySchedule, angles

@@ -228,13 +228,13 @@ class RelativeTable:
         if name is None:
             # In a new thread, because later calls use the tensors outside of this call's inference
             # mode, trace or vmap.
-            tensors = in_new_thread(functools.partial(self._build, dtype, device))
+            tensors = in_new_thread(functools.partial(self.build_tensors, dtype, device))
             name = f"_{dtype}_{device}".replace(".", "_").replace(":", "_")
             self.__dict__.setdefault(name, tensors)  # another thread may have set equal ones
             self._names[dtype, device] = name
         return name
 
-    def _build(
+    def build_tensors(
         self, dtype: torch.dtype, device: torch.device, gpu: bool | None = None
     ) -> tuple[Tensor, int, tuple[Tensor, ...]]:
         """Return (p, first, zones). `gpu` selects the GPU kernels' zones; None: on CUDA."""

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops, rope_table
+from .. import ops
+from ..arrays.rope import rope_table
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
