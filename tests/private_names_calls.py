@@ -26,7 +26,7 @@ NAMES = {
 }
 RUNS = {"nothing": (), **{name: (name,) for name in NAMES}, "all": tuple(NAMES)}
 
-FIXED = torch.zeros(1)
+FIXED = torch.nn.Parameter(torch.zeros(1))
 
 
 def take_away(name, patch):
@@ -53,7 +53,7 @@ def is_replaced(name):
         "levels": _torch_private.transformed is _torch_private.under_transforms,
         "forward_mode": _torch_private.transformed is _torch_private.under_transforms,
         "assert_async": _torch_private.assert_async is _torch_private._assert_now,
-        "version": _torch_private.version(FIXED) != _torch_private.version(FIXED),
+        "version": _torch_private.stamps([FIXED]) != _torch_private.stamps([FIXED]),
     }[name]
 
 

@@ -342,7 +342,7 @@ def test_queries_are_rotated_back(interleaved, factor):
     angle = torch.rand(50, 6, dtype=torch.float64) * 6
     cos, sin = ((f(angle) * factor).bfloat16().double() for f in (torch.cos, torch.sin))
     rotated = ops.rope(q, cos, sin, interleaved=interleaved)
-    found = Rotated(cos.bfloat16(), sin.bfloat16(), interleaved).undone(rotated)
+    found = Rotated(cos.bfloat16(), sin.bfloat16(), interleaved).unrotate(rotated)
     torch.testing.assert_close(found, q, rtol=0, atol=1e-14)
 
 

@@ -15,7 +15,7 @@ from encoding_cases import ASKED
 from hf_families import stirred
 from hf_model import begun_pass, close, gradients, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
-from wavepe.encodings import Bias, Encoding
+from wavepe.encodings import Bias, Encoding, Kerple
 from wavepe.hf.layers import Choice
 
 BASE_100 = {"rope_type": "default", "rope_theta": 100.0}
@@ -298,3 +298,28 @@ def test_layers_of_a_quantised_model_have_their_own_parameters():
     wavepe.hf.patch(model, spec)
     assert torch.equal(logits(model, IDS), wanted)
     assert model.model.layers[0].self_attn.position_encoding.u.dtype == torch.float32
+
+
+@pytest.mark.parametrize("spec", ["kerple", f"{ASKED}+kerple", "kerple@0+alibi@1"])
+def test_a_generation_computes_its_learned_terms_once(spec, monkeypatch):
+    model, calls = stirred(wavepe.hf.patch(tiny(), spec)), []
+    original = Kerple.learned_bias
+    counted = lambda *args, **kwargs: calls.append(args[1]) or original(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(Kerple, "learned_bias", counted)
+    rate = next(x for name, x in model.named_parameters() if name.endswith("log_r2"))
+    cache, steps = DynamicCache(config=model.config), IDS.split(1, dim=1)
+    pieces = [logits(model, step, past_key_values=cache) for step in steps]
+    assert calls == [128]
+    assert close(torch.cat(pieces, 1), logits(model, IDS), 1e-5)
+    rate.data.mul_(2)  # no version tells of it, so no later generation may use the terms
+    wanted, calls[:] = logits(model, IDS[:, :5]), []
+    later = DynamicCache(config=model.config)
+    assert close(logits(model, IDS[:, :5], past_key_values=later), wanted, 1e-5)
+    before = logits(model, steps[5], past_key_values=copy.deepcopy(later))
+    with torch.no_grad():
+        rate.mul_(2)
+    assert not close(logits(model, steps[5], past_key_values=later), before, 1e-5)
+    assert calls == [128, 128, 128]
+    frozen = model(IDS, past_key_values=DynamicCache(config=model.config)).logits
+    frozen.sum().backward()
+    assert rate.grad.abs().max() > 0

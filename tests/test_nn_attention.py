@@ -1,7 +1,9 @@
 """wavepe.nn.Attention, SelfAttention and AbsoluteEncoding: what they compute, for each encoding."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 
 import numpy as np
 import oracle_rope
@@ -158,6 +160,26 @@ def test_window_softcap_and_value_size(spec):
     assert got.shape == (2, 4, 11, 5)
     assert torch.equal(got, wanted)
     assert not torch.allclose(got, plain)
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi+sandwich"])
+def test_constant_terms_are_kept(spec, monkeypatch):
+    """For a range of lengths, a device and a dtype; not in copies, and not for another meaning."""
+    scores = Scores(wavepe.encoding(spec), 8, 2, causal=True)
+
+    def terms(length, dtype=torch.float32):
+        q = torch.randn(1, 2, 1, 8, dtype=dtype)
+        return scores._terms(q, length, {}, None, False)
+
+    kept = terms(100)
+    assert terms(1) is terms(128) is kept
+    assert terms(129) is not kept
+    assert terms(100, torch.float64) is not terms(100, torch.float32)
+    for copied in (copy.deepcopy(scores), pickle.loads(pickle.dumps(scores))):
+        assert not copied._kept
+    again = terms(100)
+    monkeypatch.setattr("wavepe.positions.scores.registrations", lambda: -1)
+    assert terms(100) is not again
 
 
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", YARN])

@@ -143,10 +143,16 @@ def test_assertion_that_needs_no_compiler():
         _torch_private._assert_now(torch.tensor(False), "said")
 
 
-def test_version_changes_with_each_write():
-    x = torch.zeros(2)
-    before = _torch_private.version(x)
-    assert _torch_private.version(x) == before
-    x += 1
-    assert _torch_private.version(x) != before
-    assert _torch_private.version(object()) != _torch_private.version(object())
+def test_stamps_change_with_each_write():
+    x = torch.nn.Parameter(torch.zeros(2))
+    before = _torch_private.stamps([x])
+    assert _torch_private.stamps([x]) == before
+    with torch.no_grad():
+        x += 1
+    written = _torch_private.stamps([x])
+    assert written != before
+    x.data = x.data.clone()
+    assert _torch_private.stamps([x]) != written
+    assert _torch_private.stamps([x, x.detach()]) is None
+    with torch.inference_mode():
+        assert _torch_private.stamps([torch.nn.Parameter(torch.zeros(2))]) is None

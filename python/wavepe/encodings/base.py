@@ -17,7 +17,7 @@ from ..common import checks
 from ..common.labels import suggestion
 from ..common.spec import Value, write_spec
 from .layers import check_layers, layers_of
-from .methods import TERMS, Methods, initial_parameters
+from .methods import TERMS, Methods, initial_parameters, once
 from .options import checked
 
 VERSION = 1
@@ -74,17 +74,17 @@ class Encoding(Methods):
         """Each of `parts` with its item of `layers`."""
         return ((self, None),)
 
-    @property
+    @once
     def parts(self) -> tuple[Encoding, ...]:
         """The encodings that a combination consists of; any other encoding is its only part."""
         return tuple(part for part, _ in self.placed)
 
-    @property
+    @once
     def rotary(self) -> Encoding | None:
         """The part that rotates q and k, or None."""
         return next((part for part in self.parts if part.rotates), None)
 
-    @property
+    @once
     def layers(self) -> tuple[str | None, ...]:
         """The layers of each part, as the spec names them after @; None stands for all layers."""
         return tuple(place for _, place in self.placed)
@@ -249,36 +249,36 @@ class Combination(Encoding):
     def trained_as(self) -> Encoding:  # type: ignore[override]
         return combine([(one.trained_as(), place) for one, place in self.placed])
 
-    @property
+    @once
     def adds(self) -> bool:
         return any(one.adds for one in self.parts)
 
-    @property
+    @once
     def rotates(self) -> bool:
         return any(one.rotates for one in self.parts)
 
-    @property
+    @once
     def has_temperature(self) -> bool:
         return any(one.has_temperature for one in self.parts)
 
-    @property
+    @once
     def has_vectors(self) -> bool:
         return any(one.has_vectors for one in self.parts)
 
-    @property
+    @once
     def window(self) -> int | None:
         given = [one.window for one in self.parts if one.window is not None]
         return min(given, default=None)
 
-    @property
+    @once
     def learned(self) -> bool:  # type: ignore[override]
         return bool(self.learns)
 
-    @property
+    @once
     def learns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(key for one in self.parts for key in one.learns))
 
-    @property
+    @once
     def terms(self) -> tuple[str, ...]:
         return tuple(term for term in TERMS if any(term in one.terms for one in self.parts))
 

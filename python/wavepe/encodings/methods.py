@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
@@ -14,6 +15,10 @@ from ..common import checks
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    once = property  # a class may override it by a property of its own
+else:
+    once = functools.cached_property  # an encoding never changes
 
 # What an encoding can add to the scores. A method has the name of its term; a learned term has a
 # method learned_<term>, too.
@@ -60,45 +65,45 @@ class Methods:
     name: ClassVar[str]
     learned: bool = False
 
-    @property
+    @once
     def adds(self) -> bool:
         """Whether vectors are added to the token embeddings."""
         return self._has("absolute")
 
-    @property
+    @once
     def rotates(self) -> bool:
         """Whether q and k are rotated."""
         return self._has("rope_table")
 
-    @property
+    @once
     def in_attention(self) -> bool:
         """Whether attention layers differ from those without positions."""
         return self.rotates or self.in_scores
 
-    @property
+    @once
     def in_scores(self) -> bool:
         """Whether the scores are other than the products of q and k, rotated or not."""
         changed = self.terms or self.learns or self.has_temperature or self.window is not None
         return bool(changed) or self.has_vectors
 
-    @property
+    @once
     def learns(self) -> tuple[str, ...]:
         """What a model trains: a selection of the keys of `LEARNED`."""
         if not self.learned:
             return ()
         return tuple(key for key, method in LEARNED.items() if self._has(method))
 
-    @property
+    @once
     def reads_input(self) -> bool:
         """Whether the encoding reads the input of the attention layer."""
         return not {"input_query", "input_decay"}.isdisjoint(self.learns)
 
-    @property
+    @once
     def has_temperature(self) -> bool:
         """Whether queries get a factor that depends on their position."""
         return self._has("temperature")
 
-    @property
+    @once
     def has_vectors(self) -> bool:
         """Whether `score_vectors` makes other vectors of q and k."""
         return self._has("score_vectors")
@@ -108,11 +113,21 @@ class Methods:
         """The distance at which keys are hidden, and beyond it; None hides none."""
         return None
 
-    @property
+    @once
     def terms(self) -> tuple[str, ...]:
         """What is added to the scores: a selection of "table", "slopes" and "bias"."""
         learns = self.learns
         return tuple(term for term in TERMS if term in learns or self._has(term))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without what is computed once, for copies and pickles."""
+        cls = type(self)
+        computed = functools.cached_property
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(cls, name, None), computed)
+        }
 
     def _has(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(Methods, method)

@@ -21,6 +21,7 @@ from ..arrays.rope_frequencies import (
 )
 from ..common import checks
 from .base import Encoding, sequence_length
+from .methods import once
 from .options import flag, integer, one_of, option, positive
 from .register import register_encoding
 
@@ -186,11 +187,11 @@ class RoPE(Encoding):
         options = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
         return f"{self.__class__.__name__}({options})"
 
-    @property
+    @once
     def in_scores(self) -> bool:
         return super().in_scores or self.self_extend is not None
 
-    @property
+    @once
     def follows_length(self) -> bool:
         """Whether the frequencies depend on the length of the sequence."""
         scaling = ROPE_TYPES[self.type or "default"]

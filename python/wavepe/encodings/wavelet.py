@@ -16,7 +16,7 @@ from ..arrays.wavelet_pywt import check_levels, is_family
 from ..arrays.wavelet_registered import registered
 from ..common import checks
 from .base import Encoding
-from .methods import Query, input_queries
+from .methods import Query, input_queries, once
 from .options import flag, integer, items, option, positive
 from .register import register_encoding
 
@@ -133,7 +133,7 @@ class Wavelet(Encoding):
     def _projects(self) -> bool:
         return self.projection or (self.rank is not None and not self.from_input)
 
-    @property
+    @once
     def learns(self) -> tuple[str, ...]:
         query = ("query",) * (self.biases or self._projects)
         return ("table",) * self.learned + query + ("input_query",) * self.from_input

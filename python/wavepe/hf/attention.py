@@ -24,7 +24,7 @@ from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
-from ..positions import Places, Scores, Terms
+from ..positions import Scores, Terms, TokenIndices
 from . import families, foreign, inkling, masks
 from .config import PatchedConfig
 from .families import ATTENTION
@@ -195,9 +195,9 @@ def _with_weights(
     if this is not None:
         positions = this.counted_positions() if score.reads_positions else None
         rotated = this.rotated
-    places = Places(offset, positions, parts.key_mask)
+    indices = TokenIndices(offset, positions, parts.key_mask)
     sinks, scale = options["sinks"], options["scale"]
-    kernel_args = score.arguments(q, k, learned, rotated, scale, places, sinks=sinks)
+    kernel_args = score.arguments(q, k, learned, rotated, scale, indices, sinks)
     kernel_args["window"] = score.window(None)
     mask = masks.full_mask(mask, q.shape[2], k.shape[2], offset, q.device, window)
     out, weights = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..positions import Rotated, Scores, Terms
+from ..positions import LearnedCache, Rotated, Scores, Terms
 from . import families, foreign
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
@@ -49,15 +49,20 @@ class LayerState:
     def learned(self, module: Any, keys: int, this: Pass, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {}
+        own = module._modules.get(MODULE_NAME)
+        if own is None and self.shared is None:
+            return shared
+        varies = this.compiling or torch.is_grad_enabled()
+        if this.kept is None and this.cache is not None and not varies:
+            this.kept = LearnedCache.of(this.cache)
         if self.shared is not None:
-            if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if varies:
                 shared = self.shared(keys)
             elif keys in this.terms:
                 shared = this.terms[keys]
             else:
-                shared = this.terms[keys] = self.shared(keys)
-        own = module._modules.get(MODULE_NAME)
-        return shared if own is None else {**shared, **own(keys, None, shared, x)}
+                shared = this.terms[keys] = self.shared(keys, this.kept)
+        return shared if own is None else own(keys, this.kept, shared, x)
 
 
 STOCK = LayerState(())

@@ -18,7 +18,7 @@ except ImportError:  # transformers < 5 calls _init_weights only for what a chec
 
 
 from ..encodings import Encoding
-from ..positions import Learned, LearnedTerms
+from ..positions import Learned, LearnedCache, Terms
 from .families import need_module
 
 # Name of the module in the model (model.position_encoding.scale, ...) and in its layers.
@@ -44,14 +44,14 @@ class SharedLearned:
     def __getstate__(self) -> dict[str, Any]:
         return {"encoding": self.encoding, "owner": None}
 
-    def __call__(self, keys: int) -> dict[str, LearnedTerms]:
+    def __call__(self, keys: int, cache: LearnedCache | None = None) -> Terms:
         if self.owner is None:
             raise ValueError(
                 f"this layer was saved without its model, which holds the parameters of "
                 f"{self.encoding}: save the whole model"
             )
-        found: dict[str, LearnedTerms] = getattr(self.owner, MODULE_NAME)(keys)
-        return found
+        terms: Terms = getattr(self.owner, MODULE_NAME)(keys, cache)
+        return terms
 
 
 def attach(owner: Any, shared: Learned | None, own: Mapping[Any, Learned]) -> None:

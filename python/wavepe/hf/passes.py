@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from ..encodings import Encoding
 from ..ops._compiler import wants_standard
 from ..ops._torch_private import assert_async
-from ..positions import Rotated, Terms
+from ..positions import LearnedCache, Rotated, Terms
 from ..positions.tokens import largest_so_far, token_positions, value_before
 from . import families, masks
 
@@ -59,6 +59,8 @@ class Pass:
         first query (None: the queries come last), and what its cache had to know already.
     terms : dict of int to Terms
         What the module of shared parameters has returned for a number of keys, without gradients.
+    kept : LearnedCache, optional
+        The learned terms of the generation, without gradients.
     offsets : dict of str to offset
         Layer type -> `offset` of the layer whose keys others reuse.
     """
@@ -68,6 +70,7 @@ class Pass:
     rotated: Rotated | None = None
     offset: int | Tensor | None = None
     learned: Terms | None = None
+    kept: LearnedCache | None = None
     ran = waiting = False
     shifts: list[int | None] | None = None
 

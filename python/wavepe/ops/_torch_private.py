@@ -20,12 +20,13 @@ torch._assert_async
 torch.SymInt.node
     For `largest`. If the name is missing, no length in an exported program has a bound.
 torch.Tensor._version
-    For `version`. If the name is missing, every tensor counts as changed.
+    For `stamps`. If the name is missing, every tensor counts as changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,9 +102,17 @@ def _assert_now(condition: Tensor, message: str) -> None:
 assert_async: Any = getattr(torch, "_assert_async", _assert_now)
 
 
-def version(x: Tensor) -> object:
-    """Return an object that changes when the values of `x` change; x is no inference tensor."""
-    return getattr(x, "_version", object())
+def stamps(tensors: Iterable[Tensor]) -> list[object] | None:
+    """Return an address and a version of each parameter, which change with its values.
+
+    None: there is a tensor that has no version, such as one of inference mode or of a tracer.
+    """
+    result: list[object] = []
+    for x in tensors:
+        if type(x) is not torch.nn.Parameter or x.is_inference():
+            return None
+        result += (x.data_ptr(), getattr(x, "_version", object()))
+    return result
 
 
 def largest(size: int) -> int | None:

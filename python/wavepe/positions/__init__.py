@@ -14,19 +14,21 @@ tokens.py       positions of tokens
 """
 
 from .attention import CacheState, PositionEncoding
-from .learned import Learned, LearnedTerms, Terms, named_as_in
-from .rotation import FrequencySchedule
-from .scores import Places, Rotated, Scores
+from .learned import Learned, LearnedCache, LearnedTerms, Terms, named_as_in
+from .rotation import FrequencySchedule, Rotated
+from .scores import Scores
+from .tokens import TokenIndices
 
 __all__ = [
     "CacheState",
     "FrequencySchedule",
     "Learned",
+    "LearnedCache",
     "LearnedTerms",
-    "Places",
     "PositionEncoding",
     "Rotated",
     "Scores",
     "Terms",
+    "TokenIndices",
     "named_as_in",
 ]

@@ -9,8 +9,8 @@ from torch import Tensor
 from .. import ops
 from ..encodings import Encoding
 from .learned import Learned, LearnedCache, Terms
-from .rotation import Frequencies, FrequencySchedule, angles
-from .scores import Rotated, Scores
+from .rotation import Frequencies, FrequencySchedule, Rotated, angles
+from .scores import Scores
 from .tables import refuse_trace
 
 
@@ -166,8 +166,8 @@ class PositionEncoding(Learned):
             refuse_trace(self.encoding)
         if not self.has_parameters:
             return shared or {}
-        cache = None if state is None else state.learned
-        return {**(shared or {}), **self(max(tokens, 1), cache, shared, x)}
+        learned: Terms = self(max(tokens, 1), None if state is None else state.learned, shared, x)
+        return learned
 
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
         """Return the keys as a cache must hold them, with what the input says of each token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
 from ..encodings.methods import checked_return, initial_parameters
 from ..ops._common import full_precision
-from ..ops._torch_private import version
-from .tables import capacity_for
+from ..ops._torch_private import stamps
+from .tables import capacity_range
 
 
 class LearnedTerms(NamedTuple):
@@ -38,11 +39,48 @@ class LearnedTerms(NamedTuple):
 Terms = Mapping[str, LearnedTerms]  # the name of a part -> what it has learned
 
 
+class KeptTerms(dict[str, LearnedTerms]):
+    """Terms that many steps of a generation use, with the arguments that `Scores` makes of them."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.arguments: dict[Any, Any] = {}
+
+
+class _Entry(NamedTuple):
+    """Terms of `low` < keys <= `high` tokens, and what they were computed from."""
+
+    low: int
+    high: int
+    shared: Terms | None
+    modules: list[nn.Module]
+    stamps: list[object]
+    terms: KeptTerms
+
+
 class LearnedCache:
-    """Tables and biases of a generation: they are the same in many steps."""
+    """Learned terms of a generation: they are the same in many steps.
+
+    They live no longer than the generation, because a write to `parameter.data` leaves no trace.
+    Copies and pickles are empty.
+    """
 
     def __init__(self) -> None:
-        self.found: dict[str, tuple[tuple, Any]] = {}
+        self.entries: dict[nn.Module, _Entry] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LearnedCache, ()
+
+    @staticmethod
+    def of(cache: object) -> LearnedCache:
+        """Return the learned terms that belong to a cache of keys and values, while it exists."""
+        learned = _by_cache.get(cache)
+        if learned is None:
+            learned = _by_cache[cache] = LearnedCache()
+        return learned
+
+
+_by_cache: WeakKeyDictionary[object, LearnedCache] = WeakKeyDictionary()
 
 
 class Learned(nn.Module):
@@ -83,7 +121,8 @@ class Learned(nn.Module):
         self.encoding = encoding
         self._head_dim, self._heads, self._causal, self._layer = head_dim, heads, causal, layer
         self._dim = dim
-        self._reads, self._has_table = encoding.learns, "table" in encoding.terms
+        self._learns, self._reads_input = encoding.learns, encoding.reads_input
+        self._has_table = "table" in encoding.terms
         self._parts: list[str] = []  # of a combination: those that have parameters here
         if isinstance(encoding, Combination):
             for part in encoding.parts:
@@ -103,7 +142,7 @@ class Learned(nn.Module):
             empty = torch.empty(value.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self._names = tuple(initial)
-        self._whole = bool(initial) and len(initial) == len(self._all_initial())
+        self._is_complete = bool(initial) and len(initial) == len(self._all_initial())
         self.reset_parameters()
 
     @property
@@ -157,8 +196,8 @@ class Learned(nn.Module):
         cache: LearnedCache | None = None,
         shared: Terms | None = None,
         x: Tensor | None = None,
-    ) -> dict[str, LearnedTerms]:
-        """Return what the parts make of the parameters here, for `keys` tokens.
+    ) -> Terms:
+        """Return the terms that the parameters here make for `keys` tokens, and those of `shared`.
 
         It is the module's forward so that wrappers such as PEFT's and FSDP2's see it. It takes no
         queries, because several layers may share this module. FSDP2 sums the gradients of a module
@@ -172,49 +211,92 @@ class Learned(nn.Module):
         cache : LearnedCache, optional
             Of a generation.
         shared : mapping of str to LearnedTerms, optional
-            For the parameters of a layer: what the module of those that layers share has returned.
+            For the parameters of a layer: the terms of the module that layers share.
         x : Tensor (B, m, dim), optional
             The input of the layer, for encodings that read it. Layers do not share their module.
         """
-        found: dict[str, LearnedTerms] = {}
-        for part in self._parts:
-            found |= getattr(self, part)(keys, cache, shared, x)
-        if not self._names:
-            return found
-        encoding, reads = self.encoding, self._reads
+        shared = shared or None
+        if self._parts and self._reads_input:
+            terms = {} if shared is None else dict(shared)
+            for part in self._parts:
+                terms[part] = getattr(self, part)(keys, cache, shared, x)[part]
+            return terms
+        kept = None
+        if cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            kept = self._kept(keys, cache, shared)
+        terms = self._terms(keys, shared) if kept is None else kept
+        if not (self._reads_input and self._names):
+            return terms
+        name = self.encoding.name
+        fields: dict[str, Any] = self._from_input(x, self._known(shared))
+        return {**terms, name: terms[name]._replace(**fields)}
+
+    def _kept(self, keys: int, cache: LearnedCache, shared: Terms | None) -> KeptTerms | None:
+        """Return the terms of a capacity, computed once for these values of the parameters.
+
+        None: versions do not say whether the values have changed, or there is no capacity.
+        """
+        entry = cache.entries.get(self)
+        modules = list(self.modules()) if entry is None else entry.modules
+        parameters: list[Any] = []
+        for module in modules:
+            parameters += module._parameters.values()
+        current = stamps(parameters)
+        if current is None:
+            return None
+        fits = entry is not None and entry.low < keys <= entry.high
+        if entry is not None and fits and entry.shared is shared and entry.stamps == current:
+            return entry.terms
+        low, high = capacity_range(keys)
+        try:
+            terms = KeptTerms(self._terms(high, shared))
+        except ValueError:  # an encoding may have fewer positions than the capacity
+            return None
+        cache.entries[self] = _Entry(low, high, shared, modules, current, terms)
+        return terms
+
+    def _known(self, shared: Terms | None) -> dict[str, Tensor]:
+        """Return the parameters here, and those of the same part that layers share."""
         parameters = {name: getattr(self, name) for name in self._names}
-        if not self._whole and not self._layer:
-            copies = {name: x.clone() for name, x in parameters.items()}  # as below
-            return found | {encoding.name: LearnedTerms(shared=copies)}
-        if not self._whole and shared is not None:
-            parameters |= shared[encoding.name].shared or {}
-        table = bias = query = None
-        if "table" in reads:
-            table = Table(*self._kept("learned_table", parameters, keys, cache))
-        if "bias" in reads:
-            bias = Bias(*self._kept("learned_bias", parameters, keys, cache))
-        if "query" in reads:
-            # Copies, because FSDP2 frees the memory of parameters after this function.
-            asked = self._checked(encoding.learned_query(parameters))
-            query = Query(*(y if y is None else y.clone() for y in asked))
-        more: dict[str, Any] = {}
-        if "sinks" in reads:
+        if not self._is_complete and shared is not None:
+            parameters |= shared[self.encoding.name].shared or {}
+        return parameters
+
+    def _terms(self, keys: int, shared: Terms | None) -> dict[str, LearnedTerms]:
+        """Return the terms of the parameters, without those of the input."""
+        terms = {} if shared is None else dict(shared)
+        for part in self._parts:
+            terms[part] = getattr(self, part)(keys, None, shared)[part]
+        if not self._names:
+            return terms
+        encoding, learns, parameters = self.encoding, self._learns, self._known(shared)
+        if not self._is_complete and not self._layer:
+            lasting = {name: _lasting(x) for name, x in parameters.items()}
+            terms[encoding.name] = LearnedTerms(shared=lasting)
+            return terms
+        fields: dict[str, Any] = {}
+        if "table" in learns:
+            fields["table"] = Table(*self._rows("learned_table", parameters, keys))
+        if "bias" in learns:
+            fields["bias"] = Bias(*self._rows("learned_bias", parameters, keys))
+        if "query" in learns:
+            query = self._checked(encoding.learned_query(parameters))
+            fields["query"] = Query(*map(_lasting, query))
+        if "sinks" in learns:
             sinks = encoding.learned_sinks(parameters)
             self._check_shape("learned_sinks must return", sinks, (self._heads,))
-            more["sinks"] = sinks.clone()
-        if "vectors" in reads:
-            more["parameters"] = {name: y.clone() for name, y in parameters.items()}
-        if encoding.reads_input:
-            more |= self._from_input(x, parameters)
-        found[encoding.name] = LearnedTerms(table, bias, query, **more)
-        return found
+            fields["sinks"] = _lasting(sinks)
+        if "vectors" in learns:
+            fields["parameters"] = {name: _lasting(x) for name, x in parameters.items()}
+        terms[encoding.name] = LearnedTerms(**fields)
+        return terms
 
     def _check_shape(self, says: str, found: Tensor, needed: tuple[int, ...]) -> None:
         """Raise ValueError, with what the encoding must do, if a tensor has another shape."""
         if tuple(found.shape) != needed:
             raise ValueError(f"'{self.encoding}': {says} {needed}, got {tuple(found.shape)}")
 
-    def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Any]:
         """Return what the parameters make of the layer's input."""
         good = x is not None and x.dim() == 3 and x.shape[-1] == self._dim
         if x is None or not (good and x.is_floating_point()):
@@ -230,7 +312,7 @@ class Learned(nn.Module):
             "input_query": (batch, heads, tokens, columns),
             "input_decay": (batch, heads, tokens),
         }
-        for name in needed.keys() & self._reads:
+        for name in needed.keys() & self._learns:
             with full_precision(x.device.type):
                 found[name] = getattr(encoding, name)(x, parameters)
             self._check_shape(f"{name} must return", found[name], needed[name])
@@ -259,39 +341,24 @@ class Learned(nn.Module):
             )
         return query
 
-    def _kept(
-        self,
-        method: str,
-        parameters: dict[str, Tensor],
-        keys: int,
-        cache: LearnedCache | None,
-    ) -> Any:
-        """Return what a method makes of these parameters, computed once for many steps."""
+    def _rows(self, method: str, parameters: dict[str, Tensor], keys: int) -> Any:
+        """Return rows, first and beyond of a learned table or bias."""
+        # Without autocast, which would round products inside the encoding to bfloat16.
+        with full_precision(next(iter(parameters.values())).device.type):
+            returned = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
+        size = {"heads": self._heads, "head_dim": self._head_dim}
+        rows, first, beyond = checked_return(self.encoding, method, returned, **size)
+        return _lasting(rows), first, beyond
 
-        def compute(keys: int) -> Any:
-            # Without autocast, which would round products inside the encoding to bfloat16.
-            with full_precision(next(iter(parameters.values())).device.type):
-                found = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
-                size = {"heads": self._heads, "head_dim": self._head_dim}
-                rows, first, beyond = checked_return(self.encoding, method, found, **size)
-            # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
-            return rows.clone(), first, beyond
 
-        # A compiler cannot trace `is_inference`, so it comes last. Inference tensors have no
-        # version.
-        generating = cache is not None and not torch.is_grad_enabled()
-        if not generating or any(x.is_inference() for x in parameters.values()):
-            return compute(keys)
-        assert cache is not None
-        capacity = capacity_for(keys)
-        current = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
-        key = f"{self.encoding.name} {method}"
-        if key not in cache.found or cache.found[key][0] != current:
-            try:
-                cache.found[key] = current, compute(capacity)
-            except ValueError:  # an encoding may have fewer positions than the capacity
-                return compute(keys)
-        return cache.found[key][1]
+def _lasting(x: Any) -> Any:
+    """Return a tensor, or None, that outlives the memory of a parameter.
+
+    FSDP frees that memory after `forward`, and an encoding may return the parameter itself.
+    """
+    if x is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return x
+    return x.clone()
 
 
 def named_as_in(whole: Encoding, one: Encoding) -> Encoding:

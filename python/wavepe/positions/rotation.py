@@ -1,8 +1,8 @@
-"""Rotary encodings: frequencies in float64, fixed or following the length, and their angles [R]."""
+"""Rotary encodings: frequencies in float64, fixed or following the length, and rotations [R]."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -181,3 +181,35 @@ def _first_rows(
         dtype=np.float64 if dtype == torch.float64 else np.float32,
     )
     return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+
+
+class Rotated(NamedTuple):
+    """How queries were rotated, for the terms that read them without the rotation.
+
+    Attributes
+    ----------
+    cos, sin : Tensor (m, h) or (1|B, m, h)
+        For the queries.
+    interleaved : bool
+    unrotated_q : Tensor (B, H, m, d), optional
+        The queries before the rotation; None: they are rotated back.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+    unrotated_q: Tensor | None = None
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return x (1, H, 1, d), rotated as the queries were: (1|B, H, m, d)."""
+        batch = self.cos.shape[0] if self.cos.dim() == 3 else 1
+        x = x.expand(batch, -1, self.cos.shape[-2], -1)
+        return ops.rope(x, self.cos, self.sin, interleaved=self.interleaved)
+
+    def unrotate(self, q: Tensor) -> Tensor:
+        """Return the queries before the rotation."""
+        if self.unrotated_q is not None:
+            return self.unrotated_q.to(q.dtype)
+        cos, sin = (x.to(wide(q)) for x in (self.cos, self.sin))
+        size = cos * cos + sin * sin  # not 1 with an attention factor, and after rounding
+        return ops.rope(q, cos / size, sin / size, interleaved=self.interleaved, inverse=True)

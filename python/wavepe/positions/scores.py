@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
@@ -21,95 +22,12 @@ from ..ops._scores import default_scale, rows_at
 from .decay import as_columns, from_columns, with_sums
 from .graph import attention_of_encoding
 from .learned import LearnedTerms, Terms
+from .rotation import Rotated
 from .self_extend import SelfExtend
-from .tables import constant_bias, constant_table, graph_rows, name_of
+from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of
+from .tokens import LAST_QUERIES, TokenIndices
 
 NOTHING = LearnedTerms()
-
-
-class Rotated(NamedTuple):
-    """How queries were rotated, for the terms that read them without the rotation.
-
-    Attributes
-    ----------
-    cos, sin : Tensor (m, h) or (1|B, m, h)
-        For the queries.
-    interleaved : bool
-    plain : Tensor (B, H, m, d), optional
-        The queries before the rotation; None: they are rotated back.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool = False
-    plain: Tensor | None = None
-
-    def turned(self, x: Tensor) -> Tensor:
-        """Return x (1, H, 1, d), rotated as the queries were: (1|B, H, m, d)."""
-        batch = self.cos.shape[0] if self.cos.dim() == 3 else 1
-        x = x.expand(batch, -1, self.cos.shape[-2], -1)
-        return ops.rope(x, self.cos, self.sin, interleaved=self.interleaved)
-
-    def undone(self, q: Tensor) -> Tensor:
-        """Return the queries before the rotation."""
-        if self.plain is not None:
-            return self.plain.to(q.dtype)
-        cos, sin = (x.to(wide(q)) for x in (self.cos, self.sin))
-        size = cos * cos + sin * sin  # not 1 with an attention factor, and after rounding
-        return ops.rope(q, cos / size, sin / size, interleaved=self.interleaved, inverse=True)
-
-
-class Places(NamedTuple):
-    """Where queries and keys stand.
-
-    Attributes
-    ----------
-    offset : int or Tensor () or (B,), optional
-        The index of the key at the place of the first query; None: the queries come last.
-    positions : integer Tensor (m,) or (B|1, m), optional
-        The positions of the queries; None: their places.
-    key_mask : bool Tensor (B|1, n), optional
-        False for tokens that no query sees.
-    """
-
-    offset: int | Tensor | None = None
-    positions: Tensor | None = None
-    key_mask: Tensor | None = None
-
-    def queries(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
-        first: Any = k.shape[2] - q.shape[2] if self.offset is None else self.offset
-        if isinstance(first, Tensor):
-            first = first.to(q.device).reshape(-1, 1)
-        return torch.arange(q.shape[2], device=q.device)[None] + first
-
-    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return numbers of queries and keys whose differences are the distances."""
-        return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
-
-    def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of queries and keys, (B|1, m) and (B|1, n).
-
-        Keys before the queries are counted back from the queries that are no padding.
-        """
-        places, keys = self.both(q, k)
-        if self.positions is None:
-            return places, keys
-        positions = self.positions.to(q.device)
-        positions = positions if positions.dim() == 2 else positions[None]
-        if q.shape[2] == k.shape[2]:
-            return positions, positions
-        shift = positions - places
-        if self.key_mask is None:
-            return positions, keys + shift[:, -1:]
-        seen = self.key_mask.to(q.device)
-        rows = max(len(seen), len(places))
-        place = places.clamp(0, max(k.shape[2] - 1, 0)).expand(rows, -1)
-        shift = torch.where(seen.expand(rows, -1).gather(1, place), shift, -(1 << 32))
-        return positions, keys + shift.amax(1, keepdim=True)
-
-
-AT_THE_END = Places()
 
 
 class _Constant(NamedTuple):
@@ -132,6 +50,40 @@ class _Constant(NamedTuple):
     def of(cls, parts: list[Encoding], query: str = "") -> _Constant:
         encoding = combine([(part, None) for part in parts])
         return cls(encoding, name_of(encoding), query)
+
+
+class _Terms(NamedTuple):
+    """The terms of one device and dtype, as far as they do not depend on the queries.
+
+    Attributes
+    ----------
+    arguments : dict
+        Arguments of `ops.attention`.
+    shift : Tensor (H, 1, d), optional
+        The vector that is added to the queries for the keys.
+    query : Query, optional
+        How the queries read the only table: v (H, 1, d) and the projection.
+    is_separate : bool
+        Whether the table needs queries of its own.
+    joined : list of (table, Query or None)
+        Tables that become columns of one table, each with queries of its own.
+    from_input : list of (table, Tensor)
+        Tables that the input reads, with their queries.
+    sinks : list of Tensor (H,)
+    low, high, definitions : int
+        The terms serve low < keys <= high, until another registration.
+    """
+
+    arguments: dict[str, Any]
+    shift: Tensor | None
+    query: Query | None
+    is_separate: bool
+    joined: list[tuple[Any, Query | None]]
+    from_input: list[tuple[Any, Tensor]]
+    sinks: list[Tensor]
+    low: int = 0
+    high: int = 0
+    definitions: int = 0
 
 
 class Scores:
@@ -173,26 +125,35 @@ class Scores:
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
-        self._has_temperature, self._own_window = encoding.has_temperature, encoding.window
+        self._has_temperature, self._window = encoding.has_temperature, encoding.window
         self.reads_positions = extends or self._has_temperature
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
         }
-        own = {"query", "input_query"}
-        asked = [part for part in constant["table"] if own & set(part.learns)]
-        plain = [part for part in constant["table"] if not own & set(part.learns)]
+        queries = {"query", "input_query"}
+        reading = [part for part in constant["table"] if queries & set(part.learns)]
+        plain = [part for part in constant["table"] if part not in reading]
         self._tables = [_Constant.of(plain)] if plain else []
-        self._tables += [_Constant.of([part], query=part.name) for part in asked]
+        self._tables += [_Constant.of([part], query=part.name) for part in reading]
         self._bias = _Constant.of(constant["bias"]) if constant["bias"] else None
         # Not a buffer of a module, so that casts do not reach it.
         slopes = [part.slopes(heads) for part in constant["slopes"]]
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
+        # Terms are kept where none is computed for the keys of one step.
+        tables = len(self._tables) + sum("table" in part.learns for part in parts)
+        biases = bool(constant["bias"]) + sum("bias" in part.learns for part in parts)
+        self._lasts = tables <= 1 and biases <= 1 and not encoding.reads_input
+        self._changes_vectors = self.has_decay or self._vectors is not None
+        self._kept: dict[Any, _Terms] = {}
         size = {"heads": heads, "head_dim": head_dim}
         for part in constant["table"]:  # raises where the encoding does not fit
             checked_return(part, "table", part.table(1, head_dim, causal=causal), **size)
         for part in constant["bias"]:
             checked_return(part, "bias", part.bias(1, heads, causal=causal), **size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     def arguments(
         self,
@@ -201,8 +162,7 @@ class Scores:
         learned: Terms,
         rotated: Rotated | None = None,
         scale: float | None = None,
-        places: Places = AT_THE_END,
-        size: int | None = None,
+        indices: TokenIndices = LAST_QUERIES,
         sinks: Tensor | None = None,
         named: bool = False,
     ) -> dict[str, Any]:
@@ -220,80 +180,40 @@ class Scores:
             How the queries were rotated.
         scale : float, optional
             The factor on the products; None is d^-1/2.
-        places : Places, optional
-            Where queries and keys stand.
-        size : int, optional
-            The number of tokens among which tables have all distances; None is n.
+        indices : TokenIndices, optional
+            The indices of queries and keys.
         sinks : Tensor (H,), optional
             Sinks of the layer itself.
         named : bool
             Give a single constant table by the arguments "name" and "one_sided" of
             `attention_of_encoding`.
         """
-        changes = self.has_decay or self._vectors is not None
-        if changes and q.dtype == torch.float16:  # it does not reach far enough
+        if self._changes_vectors and q.dtype == torch.float16:  # it does not reach far enough
             q, k = q.float(), k.float()
-        keys = max(k.shape[2] if size is None else size, 1)  # tables of no token have no range
-        given: dict[str, Any] = {"q": q, "k": k}
-        found = {name: learned.get(name, NOTHING) for name in self._learning} if learned else {}
-        u: list[Tensor] = []
-        if found:
-            u = [x.query.u for x in found.values() if x.query and x.query.u is not None]
-        if u:
-            shift = reduce(add, u)[:, None].to(q.device, q.dtype)
-            given["q"] = q + (shift if rotated is None else rotated.turned(shift[None]))
-        if self._slopes is not None:
-            given["slopes"] = self._slopes.on(q, wide(q))
-        biases = self._biases(q, keys, found) if self._bias is not None or found else []
-        factor = default_scale(q) if scale is None else scale
-        every: list[tuple[Any, LearnedTerms]] = []
-        for table in self._tables:
-            every.append((table, found[table.query] if table.query else NOTHING))
-        for terms in found.values():
-            if terms.table is not None:
-                every.append((terms.table, terms))
-        tables: list[tuple[Any, Query | None]] = []
-        read = []  # tables that the input reads, with their queries
-        for table, terms in every:
-            if terms.input_query is None:
-                tables.append((table, terms.query))
-            else:
-                r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
-                read.append((table, r.to(q.device, q.dtype) / factor))
-        if self._has_temperature and len(tables) > 1:  # it scales what each of them adds
-            plain = q if rotated is None else rotated.undone(q)
-            read += [(table, _asked(plain, query)) for table, query in tables]
-            tables = []
-        if len(tables) == 1:
-            table, query = tables[0]
-            if named and not read and isinstance(table, _Constant):
-                given |= {"name": table.name, "one_sided": self._causal}
-            else:
-                p, first, beyond = self._ready(table, q.dtype, q, keys)
-                given |= {"p": p, "first": first, "beyond": beyond}
-            if u or query is not None or rotated is not None:
-                given["q_rel"] = _asked(q if rotated is None else rotated.undone(q), query)
-        elif tables:
-            with full_precision(q.device.type):  # autocast would round the products
-                p, more = self._merged(tables, q, keys, factor)
-            given |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
-            biases += more
-            if u or rotated is not None:
-                given["q_rel"] = q if rotated is None else rotated.undone(q)
-        if read:
-            self._join(given, read, q, keys)
-        if biases:
-            b, first, beyond = self._summed(biases, keys)
-            given |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        rows = [] if sinks is None else [sinks]
-        for terms in found.values():
-            if terms.sinks is not None:
-                rows.append(terms.sinks)
-        if rows:  # several are one of the same weight
-            given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in rows))
-        if changes or self._has_temperature:
-            self._change_vectors(given, found, factor, places)
-        return given
+        keys = max(k.shape[2], 1)  # tables of no token have no range
+        terms = self._terms(q, keys, learned, scale, named)
+        kernel_args = {**terms.arguments, "q": q, "k": k}
+        if terms.shift is not None:
+            shift = terms.shift if rotated is None else rotated.rotate(terms.shift[None])
+            kernel_args["q"] = q + shift
+        has_table = "p" in kernel_args or "name" in kernel_args
+        if terms.joined or (has_table and (terms.is_separate or rotated is not None)):
+            unrotated_q = q if rotated is None else rotated.unrotate(q)
+            if has_table:
+                kernel_args["q_rel"] = table_queries(unrotated_q, terms.query)
+        joined = terms.from_input
+        if terms.joined:
+            joined = joined + [(p, table_queries(unrotated_q, query)) for p, query in terms.joined]
+        if joined:
+            self._join(kernel_args, joined, q, keys)
+        if terms.sinks or sinks is not None:  # several are one of the same weight
+            layers = [] if sinks is None else [sinks]
+            given = (x.to(q.device, wide(q)) for x in layers + terms.sinks)
+            kernel_args["sinks"] = reduce(torch.logaddexp, given)
+        if self._changes_vectors or self._has_temperature:
+            factor = default_scale(q) if scale is None else scale
+            self._change_vectors(kernel_args, learned, factor, indices)
+        return kernel_args
 
     def attend(
         self,
@@ -304,32 +224,109 @@ class Scores:
         rotated: Rotated | None = None,
         positions: Tensor | None = None,
         training: bool = False,
+        *,
+        scale: float | None = None,
+        sinks: Tensor | None = None,
+        window: int | None = None,
         **options: Any,
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
 
-        `positions` (m,) or (B|1, m) are those of the queries, if they are not their places.
+        `positions` (m,) or (B|1, m) are those of the queries, if they are not their indices.
         """
-        named = bool(self._tables) and self._vectors is None and not self.has_decay
-        named = named and q.is_cpu and is_compiling() and not wants_standard()
-        scale, sinks = options.pop("scale", None), options.pop("sinks", None)
-        places = Places(options.get("offset"), positions, options.get("key_mask"))
-        given = self.arguments(q, k, learned, rotated, scale, places, sinks=sinks, named=named)
-        options["window"] = self.window(options.get("window"))
-        options = {"scale": scale, **options, **given}
+        indices, named = LAST_QUERIES, False
+        if self._changes_vectors or self.reads_positions:
+            indices = TokenIndices(options.get("offset"), positions, options.get("key_mask"))
+        if torch.compiler.is_compiling() and is_compiling():
+            named = bool(self._tables) and not self._changes_vectors
+            named = named and q.is_cpu and not wants_standard()
+        if self._window is not None:
+            window = self.window(window)
+        kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)
+        options = {"scale": scale, "window": window, **options, **kernel_args}
         if self.extended is not None and not training:
             assert rotated is not None
-            where = places.absolute(q, k)
-            return self.extended.attend({**options, "v": v}, *where, rotated.interleaved)
-        if "name" in given:
+            positions_of = indices.absolute(q, k)
+            return self.extended.attend({**options, "v": v}, *positions_of, rotated.interleaved)
+        if "name" in kernel_args:
             return attention_of_encoding(v=v, **options)
-        out: Any = ops.attention(v=v.to(given["q"].dtype), **options)
+        out: Any = ops.attention(v=v.to(kernel_args["q"].dtype), **options)
         return out.to(q.dtype)
 
     def window(self, window: int | None) -> int | None:
         """Return the smaller one of a layer's window and the encoding's."""
-        own = self._own_window
-        return own if window is None else window if own is None else min(window, own)
+        if window is None or self._window is None:
+            return self._window if window is None else window
+        return min(window, self._window)
+
+    # ---- terms without the queries ----
+
+    def _terms(
+        self, q: Tensor, keys: int, learned: Terms, scale: float | None, named: bool
+    ) -> _Terms:
+        """Return the terms for queries like q, kept if they serve many calls."""
+        kept = getattr(learned, "arguments", None) if learned else self._kept
+        if kept is None or not self._lasts or torch.compiler.is_compiling():
+            return self._computed(q, keys, learned, scale, named)
+        key = (self, q.dtype, q.device)
+        terms = kept.get(key)
+        fits = terms is not None and terms.low < keys <= terms.high
+        if terms is not None and fits and terms.definitions == registrations():
+            return terms
+        low, high = capacity_range(keys)
+        try:
+            terms = self._computed(q, high, learned, scale, named)
+        except ValueError:  # an encoding may have fewer positions than the capacity
+            return self._computed(q, keys, learned, scale, named)
+        if type(q) is Tensor:  # and no tracer's
+            terms = terms._replace(low=low, high=high, definitions=registrations())
+            kept[key] = terms
+        return terms
+
+    def _computed(
+        self, q: Tensor, keys: int, learned: Terms, scale: float | None, named: bool
+    ) -> _Terms:
+        parts = [learned.get(name, NOTHING) for name in self._learning] if learned else []
+        arguments: dict[str, Any] = {}
+        u = [x.query.u for x in parts if x.query is not None and x.query.u is not None]
+        shift = reduce(add, u)[:, None].to(q.device, q.dtype) if u else None
+        if self._slopes is not None:
+            arguments["slopes"] = self._slopes.on(q, wide(q))
+        biases = self._biases(q, keys, parts)
+        factor = default_scale(q) if scale is None else scale
+        tables: list[tuple[Any, Query | None]] = []
+        from_input = []
+        pairs: list[tuple[Any, LearnedTerms]]
+        pairs = [(table, learned.get(table.query, NOTHING)) for table in self._tables]
+        pairs += [(terms.table, terms) for terms in parts if terms.table is not None]
+        for table, terms in pairs:
+            if terms.input_query is None:
+                tables.append((table, terms.query))
+            else:
+                r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
+                from_input.append((table, r.to(q.device, q.dtype) / factor))
+        query: Query | None = None
+        joined: list[tuple[Any, Query | None]] = []
+        if self._has_temperature and len(tables) > 1:  # it scales what each of them adds
+            joined = [(table, _converted(query, q)) for table, query in tables]
+            tables = []
+        if len(tables) == 1:
+            table, query = tables[0][0], _converted(tables[0][1], q)
+            if named and not from_input and isinstance(table, _Constant):
+                arguments |= {"name": table.name, "one_sided": self._causal}
+            else:
+                arguments |= self._ready(table, q.dtype, q, keys)._asdict()
+        elif tables:
+            with full_precision(q.device.type):  # autocast would round the products
+                p, more = self._merged(tables, q, keys, factor)
+            arguments |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
+            biases += more
+        if biases:
+            b, first, beyond = self._summed(biases, keys)
+            arguments |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
+        sinks = [terms.sinks for terms in parts if terms.sinks is not None]
+        is_separate = shift is not None or query is not None
+        return _Terms(arguments, shift, query, is_separate, joined, from_input, sinks)
 
     # ---- queries and keys that are not what the model gave ----
 
@@ -339,59 +336,53 @@ class Scores:
         return torch.cat([k, as_columns(decay, k)], -1)
 
     def _change_vectors(
-        self,
-        given: dict[str, Any],
-        found: dict[str, LearnedTerms],
-        factor: float,
-        places: Places,
+        self, kernel_args: dict[str, Any], learned: Terms, factor: float, indices: TokenIndices
     ) -> None:
         """Replace q and k by vectors whose products are the scores of the encoding."""
-        q, k = given["q"], given["k"]
+        q, k = kernel_args["q"], kernel_args["k"]
         k, columns = k[..., : q.shape[-1]], k[..., q.shape[-1] :]
-        given["scale"] = factor
-        if "p" in given:
-            given.setdefault("q_rel", q)
+        kernel_args["scale"] = factor
+        if "p" in kernel_args:
+            kernel_args.setdefault("q_rel", q)
         if self._vectors is not None:
-            terms = found.get(self._vectors.name, NOTHING)
-            where = places.both(q, k)
-            q, k = self._vectors.score_vectors(q, k, *where, terms.parameters or {})
+            terms = learned.get(self._vectors.name, NOTHING)
+            pairs = indices.index_pairs(q, k)
+            q, k = self._vectors.score_vectors(q, k, *pairs, terms.parameters or {})
         if self._has_temperature:
-            at = places.queries(q, k) if places.positions is None else places.positions
+            at = indices.queries(q, k) if indices.positions is None else indices.positions
             t: Any = self.encoding.temperature(at.to(q.device))
             t = (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
             q = (q * t).to(q.dtype)
-            if "q_rel" in given:
-                given["q_rel"] = (given["q_rel"] * t).to(q.dtype)
+            if "q_rel" in kernel_args:
+                kernel_args["q_rel"] = (kernel_args["q_rel"] * t).to(q.dtype)
         if self.has_decay:
             decay = from_columns(columns, k, self.heads)
-            if places.key_mask is not None:
-                decay = decay.masked_fill(~places.key_mask.to(k.device)[:, None], 0)
-            q, k = with_sums(q, k, decay, places.queries(q, k), factor)
-        given |= {"q": q, "k": k}
+            if indices.key_mask is not None:
+                decay = decay.masked_fill(~indices.key_mask.to(k.device)[:, None], 0)
+            q, k = with_sums(q, k, decay, indices.queries(q, k), factor)
+        kernel_args |= {"q": q, "k": k}
 
     def _join(
         self,
-        given: dict[str, Any],
-        read: list[tuple[Any, Tensor]],
+        kernel_args: dict[str, Any],
+        joined: list[tuple[Any, Tensor]],
         q: Tensor,
         keys: int,
     ) -> None:
-        """Add tables that the input reads: as more columns, if there is a table already."""
-        queries = [r for _, r in read]
-        tables = [self._ready(table, q.dtype, q, keys) for table, _ in read]
-        if "p" in given:
-            queries.insert(0, given.get("q_rel", q))
-            p, first, beyond = (given[key] for key in ("p", "first", "beyond"))
-            tables.insert(0, Table(p, first, beyond))
+        """Add tables that have queries of their own, as more columns if there is a table."""
+        queries = [r for _, r in joined]
+        tables = [self._ready(table, q.dtype, q, keys) for table, _ in joined]
+        if "p" in kernel_args:
+            queries.insert(0, kernel_args.get("q_rel", q))
+            tables.insert(0, Table(*(kernel_args[key] for key in Table._fields)))
         if len(tables) > 1:
             rows = [self._every_row(table, q, keys) for table in tables]
             per_head = [x if x.dim() == 3 else x.expand(self.heads, -1, -1) for x in rows]
-            shared = all(x.dim() == 2 for x in rows)
-            p = torch.cat(rows if shared else per_head, -1).to(q.dtype)
+            are_shared = all(x.dim() == 2 for x in rows)
+            p = torch.cat(rows if are_shared else per_head, -1).to(q.dtype)
             tables = [Table(p, self._first(keys) - 1, "edge")]
-        p, first, beyond = tables[0]
         q_rel = torch.cat(queries, -1) if len(queries) > 1 else queries[0]
-        given |= {"p": p, "first": first, "beyond": beyond, "q_rel": q_rel}
+        kernel_args |= {**tables[0]._asdict(), "q_rel": q_rel}
 
     # ---- tables and biases of a call ----
 
@@ -408,21 +399,21 @@ class Scores:
                 return table
             return table._replace(p=table.p.to(like.device, dtype))
         if is_compiling():
-            given = (table.name, "table", self._causal, keys, self._head_dim, dtype, like.device)
-            return Table(graph_rows(*given), self._first(keys))
+            size = (self._head_dim, dtype, like.device)
+            rows = graph_rows(table.name, "table", self._causal, keys, *size)
+            return Table(rows, self._first(keys))
         return Table(constant_table(keys, table.encoding, self._head_dim, self._causal))
 
-    def _biases(self, q: Tensor, keys: int, found: dict[str, LearnedTerms]) -> list[Bias]:
+    def _biases(self, q: Tensor, keys: int, parts: list[LearnedTerms]) -> list[Bias]:
         biases = []
         if self._bias is not None:
             size = (self.heads, wide(q), q.device)
             if is_compiling():
-                given = (self._bias.name, "bias", self._causal, keys, *size)
-                rows = graph_rows(*given)
+                rows = graph_rows(self._bias.name, "bias", self._causal, keys, *size)
                 biases.append(Bias(rows.T, self._first(keys)))
             else:
                 biases.append(constant_bias(keys, self._bias.encoding, self._causal, *size))
-        for terms in found.values():
+        for terms in parts:
             if terms.bias is not None:
                 b = terms.bias.b.to(q.device, wide(q))
                 biases.append(terms.bias._replace(b=b))
@@ -470,10 +461,21 @@ class Scores:
         return reduce(add, total).to(q.dtype), biases
 
 
-def _asked(q: Tensor, query: Query | None) -> Tensor:
-    """Return the queries of a table: (q + v) W."""
+def _converted(query: Query | None, q: Tensor) -> Query | None:
+    """Return how queries like q read a table: v is (H, 1, d)."""
+    if query is None:
+        return None
+    v, projection = query.v, query.projection
+    return Query(
+        v=None if v is None else v[:, None].to(q.device, q.dtype),
+        projection=None if projection is None else projection.to(q.device, q.dtype),
+    )
+
+
+def table_queries(q: Tensor, query: Query | None) -> Tensor:
+    """Return the queries of a table, (q + v) W, for what `_converted` returned."""
     if query is None:
         return q
     if query.v is not None:
-        q = q + query.v[:, None].to(q.device, q.dtype)
-    return q if query.projection is None else q @ query.projection.to(q.device, q.dtype)
+        q = q + query.v
+    return q if query.projection is None else q @ query.projection

@@ -51,6 +51,12 @@ def capacity_for(length: int) -> int:
     return capacity
 
 
+def capacity_range(length: int) -> tuple[int, int]:
+    """Return the range of lengths, without its first, that have the same capacity, its last."""
+    capacity = capacity_for(length)
+    return (0 if capacity == FIRST_CAPACITY else capacity // 2), capacity
+
+
 def refuse_trace(encoding: Any) -> None:
     """Raise RuntimeError under torch.jit.trace: it would keep the numbers of one length for all."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]

@@ -1,11 +1,66 @@
-"""Positions of tokens, and steps along them in a form that exporters take, those of ONNX, too."""
+"""Positions and indices of tokens, by steps that exporters take, those of ONNX, too."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops._compiler import wants_standard
+
+
+class TokenIndices(NamedTuple):
+    """Where queries and keys stand.
+
+    Attributes
+    ----------
+    offset : int or Tensor () or (B,), optional
+        The index of the key at the place of the first query; None: the queries come last.
+    positions : integer Tensor (m,) or (B|1, m), optional
+        The positions of the queries; None: their places.
+    key_mask : bool Tensor (B|1, n), optional
+        False for tokens that no query sees.
+    """
+
+    offset: int | Tensor | None = None
+    positions: Tensor | None = None
+    key_mask: Tensor | None = None
+
+    def queries(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
+        first: Any = k.shape[2] - q.shape[2] if self.offset is None else self.offset
+        if isinstance(first, Tensor):
+            first = first.to(q.device).reshape(-1, 1)
+        return torch.arange(q.shape[2], device=q.device)[None] + first
+
+    def index_pairs(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return numbers of queries and keys whose differences are the distances."""
+        return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
+
+    def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of queries and keys, (B|1, m) and (B|1, n).
+
+        Keys before the queries are counted back from the queries that are no padding.
+        """
+        places, keys = self.index_pairs(q, k)
+        if self.positions is None:
+            return places, keys
+        positions = self.positions.to(q.device)
+        positions = positions if positions.dim() == 2 else positions[None]
+        if q.shape[2] == k.shape[2]:
+            return positions, positions
+        shift = positions - places
+        if self.key_mask is None:
+            return positions, keys + shift[:, -1:]
+        seen = self.key_mask.to(q.device)
+        rows = max(len(seen), len(places))
+        place = places.clamp(0, max(k.shape[2] - 1, 0)).expand(rows, -1)
+        shift = torch.where(seen.expand(rows, -1).gather(1, place), shift, -(1 << 32))
+        return positions, keys + shift.amax(1, keepdim=True)
+
+
+LAST_QUERIES = TokenIndices()
 
 
 def token_positions(real: Tensor, segments: Tensor | None = None) -> Tensor:
