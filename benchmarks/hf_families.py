@@ -3,10 +3,13 @@
 python -m pytest --all tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
 python -m benchmarks.hf_families build/families.xml
+
+With `--add`, families that this run did not test keep the results of an earlier run.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -81,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 1 if the file holds no results."""
     parser = new_parser(__doc__)
     parser.add_argument("file", type=Path, help="the file of --junitxml")
+    parser.add_argument("--add", action="store_true", help="keep other families' results")
     add_root(parser)
     args = parser.parse_args(argv)
     try:
@@ -88,7 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Missing as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
-    keep(results, args.root / RESULTS / f"hf-families-{results['transformers']}.json")
+    path = args.root / RESULTS / f"hf-families-{results['transformers']}.json"
+    if args.add:
+        kept = json.loads(path.read_text("utf-8"))["families"]
+        results["families"] = dict(sorted((kept | results["families"]).items()))
+    keep(results, path)
     return 0
 
 

@@ -25,7 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
 )
-from wavepe.hf.families import SUPPORTED
+from wavepe.hf import families
 
 WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
@@ -53,6 +53,8 @@ class Family:
     # Whether layers scale queries by their position. Without position_ids that counts padding.
     scales_queries: bool = False
     interleaved: bool = False  # whether pairs are (2i, 2i + 1)
+    # Whether decoder layers pass arguments on that they do not know, such as output_attentions.
+    passes_on: bool = True
     convolutions: bool = False  # over tokens: a cache holds their states, by the configuration
     # Of the angles of the pairs, a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
@@ -119,6 +121,7 @@ FAMILIES = {
         windows=(None, WINDOW),
     ),
     "smollm3": Family("smollm3", {"no_rope_layers": [1, 0]}, positions=(True, False)),
+    "gemma": Family("gemma", norm=0.0),
     "gemma2": Family(
         "gemma2",
         {**SLIDING, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 5},
@@ -137,6 +140,8 @@ FAMILIES = {
     "phi3": Family("phi3", partial=0.5),
     "olmo2": Family("olmo2"),
     "gpt_neox": Family("gpt_neox", partial=0.5, grouped=False),
+    "stablelm": Family("stablelm", partial=0.5, passes_on=False),
+    "seed_oss": Family("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),
     "granite": Family(
         "granite",
         {
@@ -170,6 +175,12 @@ FAMILIES = {
     "olmoe": Family("olmoe", {"num_experts": 3, "num_experts_per_tok": 2}),
     "olmo3": Family("olmo3", {**SLIDING, "layer_types": MIXED}, windows=(WINDOW, None)),
     "ministral3": Family("ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True),
+    "exaone4": Family(
+        "exaone4",
+        {**SLIDING, "layer_types": MIXED, "sliding_window_pattern": 2},
+        windows=(WINDOW, None),
+        positions=(True, False),
+    ),
     "glm4": Family("glm4", partial=0.5, interleaved=True),
     "gemma4_text": Family(
         "gemma4_text",
@@ -204,7 +215,7 @@ FAMILIES = {
         table=lambda angles: angles,
     ),
 }
-FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
+FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in families.FAMILIES}
 # Families that rotate nothing: their own term is the encoding "relative".
 UNROTATED = {
     "inkling_text": Family(
@@ -229,12 +240,11 @@ UNROTATED = {
         convolutions=True,
     ),
 }
-UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in SUPPORTED}
+UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in families.FAMILIES}
 # Families that `patch` refuses, for set_theta.
 ROTARY = {
     "cohere": Family("cohere"),
     "glm": Family("glm", partial=0.5),
-    "stablelm": Family("stablelm", partial=0.5),
     "falcon": Family("falcon", grouped=False),
 }
 

@@ -349,7 +349,7 @@ FAMILIES = {
     "qwen3_moe": EXPERTS,
     "olmoe": {"num_experts": 3, "num_experts_per_tok": 2},
 }
-STOCK_ROTARY = ("cohere", "glm", "stablelm")  # only set_theta takes them
+STOCK_ROTARY = ("cohere", "glm")  # only set_theta takes them
 # For the Llamas "of".
 SOME = (
     *("rope", "rope:theta=500", "rope:type=linear,factor=2", "wavelet:scales=4", "transformer_xl"),

@@ -123,7 +123,7 @@ def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
     ],
 )
 def test_auto_says_why_it_keeps_nothing(family, why):
-    if family not in families.SUPPORTED:
+    if family not in families.FAMILIES:
         pytest.skip(f"this transformers has no {family}")
     found = recipes.choose("auto", "alibi", families.decoder(build(family)), 512)
     assert (found.encoding, why in found.why) == (wavepe.encoding("alibi"), True)

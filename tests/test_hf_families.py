@@ -16,6 +16,7 @@ from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf import attention, families, masks
 from wavepe.hf.families import decoder
+from wavepe.hf.pairs import APPLY
 from wavepe.positions import Rotated
 
 SPECS = (*EACH_ENTRY, *LEARNED)
@@ -81,6 +82,7 @@ def test_values(spec, family):
     with torch.no_grad():
         wanted, weights = reference(ids)
         assert close(logits(model, ids), wanted, FLOAT32)
+        model.config.output_attentions = not FAMILIES[family].passes_on
         found = model(ids, output_attentions=True, use_cache=False)
         assert close(found.logits, wanted, FLOAT32)
         for got, layer in zip(found.attentions, weights, strict=True):
@@ -371,6 +373,35 @@ def test_refused_in_both_directions():
         wavepe.hf.patch(model, "alibi")
 
 
+NO_WINDOWS = {"sliding_window": None, "layer_types": 2 * ["full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [*((family, {}) for family in FAMILIES), ("exaone4", NO_WINDOWS)]
+)
+def test_the_layers_of_a_stock_model_rotate_as_the_record_says(family, options, monkeypatch):
+    base = build(family, **options).base_model
+    layers, rotated = families.attentions(base), []
+    module = sys.modules[type(layers[0]).__module__]
+    rotate = getattr(module, APPLY)
+    monkeypatch.setattr(module, APPLY, lambda *args, **kw: rotated.append(1) or rotate(*args, **kw))
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: rotated.append(0))
+    base(tokens(1, 5))
+    calls = "".join(map(str, rotated)).split("0")[:-1]
+    assert [bool(ones) for ones in calls] == [slot is not None for slot in families.slots(base)]
+
+
+def test_a_record_that_does_not_say_which_layers_rotate(monkeypatch):
+    for family, record in (
+        ("smollm3", families.Family("smollm3")),
+        ("llama", families.Family("llama", rotates=lambda layer: True)),
+    ):
+        monkeypatch.setitem(families._BY_TYPE, family, record)
+        with pytest.raises(TypeError, match="and rotate as the family does"):
+            wavepe.hf.patch(build(family), "alibi")
+
+
 def test_supported_families():
     found = wavepe.hf.supported_families()
     # Inkling rotates nothing, and has tests of its own: test_hf_inkling.py.
@@ -415,9 +446,10 @@ def test_a_wrapped_model_is_named():
         wavepe.hf.patch(torch.nn.Linear(2, 2), "alibi")
 
 
-def test_embeddings_that_scale_by_themselves():
-    """Gemma 2 of transformers 5.1 scales in the embedding; versions before, in the model."""
-    base = build("gemma2").model
+@pytest.mark.parametrize("family", ["gemma", "gemma2"])
+def test_embeddings_that_scale_by_themselves(family):
+    """Gemma of transformers 5.1 scales in the embedding; versions before, in the model."""
+    base = build(family).model
     scale = families.embedding_scale(base)
     base.embed_tokens.embed_scale = torch.tensor(2.0)
     assert families.embedding_scale(base) == 1.0

@@ -23,12 +23,12 @@ VERSIONS = (
 )
 
 
-def kept(cases, folder):
+def kept(cases, folder, *options):
     """Keep a run with these test cases; return the results."""
     (folder / RESULTS).mkdir(parents=True, exist_ok=True)
     file = folder / "junit.xml"
     file.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>", "utf-8")
-    code = hf_families.main([str(file), "--root", str(folder)])
+    code = hf_families.main([str(file), "--root", str(folder), *options])
     results = folder / RESULTS / "hf-families-5.0.1.json"
     return code, json.loads(results.read_text("utf-8"))["families"] if results.exists() else None
 
@@ -69,6 +69,9 @@ def test_what_a_run_says(tmp_path):
         "llama": {"beams": "right", "export": "fails", "values": "fails"},
         "qwen3_mixed": {"beams": "upstream", "export": "not run"},
     }
+    added = kept(case("test_beams[gemma]", right), tmp_path, "--add")
+    assert added == (0, {**families, "gemma": {"beams": "right"}})
+    assert kept("".join(cases), tmp_path) == (0, families)
     (tmp_path / page.PAGE).parent.mkdir(parents=True)
     (tmp_path / page.PAGE).write_text("<!-- families:begin -->\n<!-- families:end -->\n", "utf-8")
     options = ["families", "--root", str(tmp_path)]

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import FAMILIES, UNROTATED, WINDOW, build, by_turns
-from hf_model import close, gradients, kept_gradients, logits, tokens
+from hf_model import VOCABULARY, close, gradients, kept_gradients, logits, tokens
 from transformers import DynamicCache, StaticCache
 
 WAVELET, ALIBI = "wavelet:scales=4", "alibi"
@@ -105,7 +105,9 @@ def alone(model, ids, mask):
 
 def write(model, ids, new=8, **options):
     """What `generate` adds, without chance; in sum more than a window."""
-    options = {"max_new_tokens": new, "do_sample": False, "disable_compile": True, **options}
+    # An end that is no token: without one, assisted generation fails in transformers 5.0.
+    options = {"eos_token_id": VOCABULARY, "disable_compile": True, **options}
+    options = {"max_new_tokens": new, "do_sample": False, **options}
     return model.generate(ids, **options)[:, ids.shape[1] :]
 
 

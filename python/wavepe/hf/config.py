@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from ..common.runtime import __version__
-from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock, stock_encoding
+from .families import ATTENTION, FAMILIES, TYPE_PREFIX, is_stock
 from .folder import AUTO_CLASSES, auto_map, write_beside
 from .layers import Choice, StoredSpec, changed_encoding, spec_text
 
@@ -307,7 +307,7 @@ def _config_class(stock: Any) -> Any:
     """,
         model_type=TYPE_PREFIX + stock.model_type,
         stock=stock,
-        position_encoding=stock_encoding(stock.model_type),
+        position_encoding=FAMILIES[stock.model_type].encoding,
         __annotations__={"position_encoding": str | dict},
     )
 
@@ -317,7 +317,7 @@ def _patched_class(stock: Any) -> Any:
         PATCHED_PREFIX + stock.__name__,
         (PatchedConfig, stock),
         f"Configuration of a patched {stock.__name__.removesuffix('Config')}.",
-        position_encoding=stock_encoding(stock.model_type),
+        position_encoding=FAMILIES[stock.model_type].encoding,
         __annotations__={"position_encoding": str | dict},
     )
 
@@ -329,7 +329,7 @@ def _derived(name: str, bases: tuple[Any, ...], doc: str, **body: Any) -> Any:
     return cls
 
 
-for _kind in SUPPORTED:
+for _kind in FAMILIES:
     CONFIGS[TYPE_PREFIX + _kind] = _config_class(CONFIG_MAPPING[_kind])
     AUTO_CLASSES[TYPE_PREFIX + _kind] = {"AutoConfig": CONFIGS[TYPE_PREFIX + _kind].__name__}
     _patched_class(CONFIG_MAPPING[_kind])

@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from ..common.files import leading_names, new_folder
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
-from .families import SUPPORTED, TYPE_PREFIX
+from .families import FAMILIES, TYPE_PREFIX
 from .folder import auto_map, is_ours, write_beside
 from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE_NAME
@@ -185,7 +185,7 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
     kind = str(config.get("model_type")).removeprefix(TYPE_PREFIX)
     own = TYPE_PREFIX + kind
     if own not in CONFIGS:
-        raise ValueError(f"{source} has model_type {kind!r}, needs one of {', '.join(SUPPORTED)}")
+        raise ValueError(f"{source} has model_type {kind!r}, needs one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise ValueError(
             f"{source} is quantised: convert the model before quantisation, and quantise the result"

@@ -1,15 +1,17 @@
 """The model families that can be patched, and the names of the parts that a patch changes.
 
 All of them are decoders that call transformers' attention interface and that have a rotary module.
-They differ in names, in the pairs and the number of rotated dims, in layers without positions or
-keys of their own, and in windows, softcaps and sinks, which transformers passes to the attention
+Windows, softcaps and sinks are no part of a record: transformers passes them to the attention
 function.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,7 +19,7 @@ from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
-from .pairs import Layout
+from .pairs import APPLY, Layout
 from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
@@ -27,46 +29,157 @@ ATTENTION = "wavepe"  # transformers knows the attention and its mask by this na
 TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep the encoding begin so
 
 # The names that the argument for the cache may have: from transformers 5.24 on, before, and in
-# layers of GPT-NeoX before. A stock model of 5.24 takes the old name, too, and warns.
+# layers of GPT-NeoX. A stock model of 5.24 takes the old name, too, and warns.
 CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
-# model_type -> what a patch does not change. Each family has tests.
-SUPPORTED = {
-    "llama": "",
-    "mistral": "the sliding window",
-    "qwen2": "",
-    "qwen3": "norms of queries and keys; the windows of its layer types",
-    "smollm3": "its layers without positions keep none",
-    "gemma2": "soft cap and scaling of the scores, a window in every second layer",
-    "gemma3_text": "windows by layer type; a bare rope takes the base of each type",
-    "phi3": "a bare rope rotates the same part of each head as the model",
-    "olmo2": "norms of queries and keys",
-    "gpt_neox": "a bare rope rotates the same part of each head as the model",
-    "granite": "scaling of the scores and of the embeddings",
-    "granite_swa": "scalings as in granite; attention sinks, windows, a base for each layer",
-    "mixtral": "the sliding window; the experts",
-    "qwen2_moe": "the experts",
-    "qwen3_moe": "norms of queries and keys; the experts",
-    "olmoe": "norms of queries and keys; the experts",
-    "olmo3": "norms of queries and keys; windows by layer type; a bare rope takes each type's base",
-    "ministral3": "the scaling of queries by the logarithm of their position",
-    "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
-    "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
-    "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
-    "gpt_oss": "attention sinks, a window in every second layer; the experts",
-    "inkling_text": "windows, short convolutions, the scaling of queries; its own bare `relative`",
+
+@dataclass(frozen=True)
+class Family:
+    """A family: its model_type, and what differs from a Llama.
+
+    Attributes
+    ----------
+    model_type : str
+    unchanged : str
+        The features that a patch leaves as they are, for users.
+    encoding : str
+        The encoding of the stock models.
+    rotates : callable, optional
+        Whether an attention layer rotates; None if all layers do.
+    layout : Layout
+        The pairs that it rotates, and the form of its angles.
+    is_partial : bool
+        Whether it can rotate a part of each head.
+    attention : str
+        The attribute of a decoder layer that is its attention.
+    embedding_scale : callable, optional
+        From a configuration, the factor by which the model multiplies the embeddings. It does not
+        count where the embedding multiplies by itself (`embed_scale`).
+    recomputes_keys : bool
+        Whether `generate` computes all keys again after the original length.
+    is_recent : bool
+        Whether it needs transformers 5.24: before, it is missing or built otherwise.
+    """
+
+    model_type: str
+    unchanged: str = ""
+    encoding: str = "rope"
+    rotates: Callable[[Any], bool] | None = None
+    layout: Layout = pairs.LLAMA
+    is_partial: bool = False
+    attention: str = "self_attn"
+    embedding_scale: Callable[[Any], float] | None = None
+    recomputes_keys: bool = False
+    is_recent: bool = False
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether the stock models rotate."""
+        return self.encoding == "rope"
+
+
+PART = "a bare rope rotates the same part of each head as the model"
+NORMS = "norms of queries and keys"
+
+_FAMILIES = [
+    Family("llama"),
+    Family("mistral", "the sliding window"),
+    Family("qwen2"),
+    Family("qwen3", f"{NORMS}; the windows of its layer types"),
+    Family(
+        "smollm3",
+        "its layers without positions keep none",
+        rotates=lambda layer: bool(layer.use_rope),
+    ),
+    Family(
+        "gemma",
+        "scaling of the embeddings",
+        embedding_scale=lambda config: config.hidden_size**0.5,
+    ),
+    Family(
+        "gemma2",
+        "soft cap and scaling of the scores, a window in every second layer",
+        embedding_scale=lambda config: config.hidden_size**0.5,
+    ),
+    Family("gemma3_text", "windows by layer type; a bare rope takes the base of each type"),
+    Family("phi3", PART, is_partial=True, recomputes_keys=True),
+    Family("olmo2", NORMS),
+    Family("gpt_neox", PART, is_partial=True, attention="attention"),
+    Family("stablelm", PART, is_partial=True, is_recent=True),
+    Family("seed_oss"),
+    Family(
+        "granite",
+        "scaling of the scores and of the embeddings",
+        embedding_scale=lambda config: config.embedding_multiplier,
+    ),
+    Family(
+        "granite_swa",
+        "scalings as in granite; attention sinks, windows, a base for each layer",
+        rotates=lambda layer: bool(layer.config.layer_rope_theta[layer.layer_idx]),
+        embedding_scale=lambda config: config.embedding_multiplier,
+        is_recent=True,
+    ),
+    Family("mixtral", "the sliding window; the experts"),
+    Family("qwen2_moe", "the experts"),
+    Family("qwen3_moe", f"{NORMS}; the experts"),
+    Family("olmoe", f"{NORMS}; the experts"),
+    Family(
+        "olmo3",
+        f"{NORMS}; windows by layer type; a bare rope takes each type's base",
+        is_recent=True,
+    ),
+    Family(
+        "ministral3",
+        "the scaling of queries by the logarithm of their position",
+        is_recent=True,
+    ),
+    Family(
+        "exaone4",
+        f"{NORMS}; windows; its layers without positions keep none",
+        rotates=lambda layer: layer.sliding_window is None or layer.is_sliding,
+    ),
+    Family(
+        "glm4",
+        f"the pairs (2i, 2i+1); {PART}",
+        layout=pairs.GLM,
+        is_partial=True,
+        is_recent=True,
+    ),
+    Family(
+        "cohere2",
+        "the pairs (2i, 2i+1); windows; its layers without positions keep none",
+        rotates=lambda layer: layer.sliding_window is not None,
+        layout=pairs.COHERE,
+        is_recent=True,
+    ),
+    Family(
+        "gemma4_text",
+        "head sizes, windows and rope by layer type; layers that reuse others' keys",
+        is_recent=True,
+    ),
+    Family(
+        "gpt_oss",
+        "attention sinks, a window in every second layer; the experts",
+        layout=pairs.GPT_OSS,
+        is_recent=True,
+    ),
+    Family(
+        "inkling_text",
+        "windows, short convolutions, the scaling of queries; its own bare `relative`",
+        encoding="relative",
+        is_recent=True,
+    ),
+]
+_HAS_RECENT = "granite_swa" in CONFIG_MAPPING  # it came with 5.24
+FAMILIES = {
+    family.model_type: family for family in _FAMILIES if _HAS_RECENT or not family.is_recent
 }
-_NEW = (
-    "granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss",
-    "inkling_text",
-)  # fmt: skip
-if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built otherwise
-    for _kind in _NEW:
-        del SUPPORTED[_kind]
-# Families that can rotate a part of a head's dims.
-PARTIAL = ("phi3", "gpt_neox", "glm4")
-# Families whose angles have another form than Llama's, or that rotate other pairs.
-LAYOUT_OF = {"glm4": pairs.GLM, "cohere2": pairs.COHERE, "gpt_oss": pairs.GPT_OSS}
+_BY_TYPE = {**FAMILIES, **{TYPE_PREFIX + kind: family for kind, family in FAMILIES.items()}}
+
+
+def of(config: Any) -> Family:
+    """Return the family of a configuration, also of a wavepe_<family>."""
+    return _BY_TYPE[config.model_type]
 
 
 def supported_families() -> dict[str, str]:
@@ -86,7 +199,7 @@ def supported_families() -> dict[str, str]:
     >>> wavepe.hf.supported_families()["mistral"]
     'the sliding window'
     """
-    return dict(SUPPORTED)
+    return {kind: family.unchanged for kind, family in FAMILIES.items()}
 
 
 def need_module(model: Any) -> None:
@@ -110,57 +223,57 @@ def decoder(model: nn.Module) -> Any:
     need_module(model)
     if not isinstance(model, PreTrainedModel):
         modules = model.named_modules()
-        inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
+        inner_names = [name for name, part in modules if isinstance(part, PreTrainedModel)]
         advice = "it contains no such model"
-        if inside:
-            advice = f"pass the model inside it, model.{inside[0]}"
+        if inner_names:
+            advice = f"pass the model inside it, model.{inner_names[0]}"
         raise TypeError(
             f"wavepe.hf needs a model of transformers, got {type(model).__name__}: {advice}"
         )
-    supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
+    supported = f"wavepe.hf supports the families {', '.join(FAMILIES)} of transformers"
     base, config = model.base_model, model.config
     name = f"{type(model).__name__} (model_type {config.model_type!r})"
     if isinstance(base, PreTrainedModel) and base is not model:
         config = base.config
-    kind = family(config)
-    if kind not in SUPPORTED:
+    if config.model_type not in _BY_TYPE:
         raise TypeError(f"got a {name}, whose family is not supported: {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
+    family = of(config)
     try:
-        found = attentions(base)
+        layers = attentions(base)
     except AttributeError:
-        found = []
-    has_module = hasattr(base, "rotary_emb") or not is_rotary(config)
-    calls = ["ALL_ATTENTION_FUNCTIONS" in names_in_forward(layer) for layer in found]
-    if not found or not all(calls) or not has_module:
+        layers = []
+    has_module = hasattr(base, "rotary_emb") or not family.is_rotary
+    if not layers or not has_module or not all(_is_built_like(family, layer) for layer in layers):
         raise TypeError(
             f"this {name} is not built like its family: its attention layers must call "
-            "transformers' attention interface, and its rotary_emb must compute the angles; "
-            + supported
+            "transformers' attention interface and rotate as the family does, and its rotary_emb "
+            "must compute the angles; " + supported
         )
     return base
 
 
-def family(config: Any) -> str:
-    """Return the model_type in transformers: "llama" for a wavepe_llama."""
-    return config.model_type.removeprefix(TYPE_PREFIX)
+def _is_built_like(family: Family, layer: nn.Module) -> bool:
+    """Return whether a layer calls the attention interface, and rotates as its family does."""
+    names, rotates_always = _code_of_forward(inspect.unwrap(type(layer).forward))
+    as_family = not family.is_rotary or rotates_always is (family.rotates is None)
+    return "ALL_ATTENTION_FUNCTIONS" in names and as_family
 
 
-def stock_encoding(kind: str) -> str:
-    """Return the encoding that the stock models of a family have."""
-    return "relative" if kind == "inkling_text" else "rope"
-
-
-def is_rotary(config: Any) -> bool:
-    """Return whether the stock models of a family rotate."""
-    return stock_encoding(family(config)) == "rope"
-
-
-def names_in_forward(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of globals and attributes in the code of the class's forward."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return () if code is None else code.co_names
+@functools.cache
+def _code_of_forward(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool | None]:
+    """Return the names in the code of a forward, and whether it rotates without a condition; None
+    if it does not rotate at all."""
+    code = getattr(forward, "__code__", None)
+    if code is None:
+        return (), None
+    steps = list(dis.get_instructions(code))
+    place = next((step.offset for step in steps if step.argval == APPLY), None)
+    jumps = (step for step in steps if step.opcode in (*dis.hasjrel, *dis.hasjabs))
+    if place is None:
+        return code.co_names, None
+    return code.co_names, not any(jump.offset < place < jump.argval for jump in jumps)
 
 
 def is_stock(config: Any) -> bool:
@@ -174,47 +287,38 @@ def is_stock(config: Any) -> bool:
 
 def attentions(base: Any) -> list[Any]:
     """Return the attention layer of each decoder layer."""
-    name = "attention" if family(base.config) == "gpt_neox" else "self_attn"
+    name = of(base.config).attention
     return [getattr(layer, name) for layer in base.layers]
 
 
 def slots(base: Any) -> list[Slot | None]:
     """Return the slot that rotates each layer; None for layers that the family does not rotate."""
-    config, layers = base.config, attentions(base)
+    config, family, layers = base.config, of(base.config), attentions(base)
+    if not family.is_rotary:
+        return [None] * len(layers)
+    rotates = family.rotates or (lambda layer: True)
+    return [_slot(config, i) if rotates(layer) else None for i, layer in enumerate(layers)]
+
+
+def _slot(config: Any, index: int) -> Slot:
     if has_layer_types(config):
-        return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
-    if family(config) == "granite_swa":
-        bases = layer_bases(config)
-        return [
-            Slot(f"{EACH_BASE}{bases.index(theta)}") if theta else None
-            for theta in config.layer_rope_theta[: len(layers)]
-        ]
-    return [Slot() if _rotates(layer) else None for layer in layers]
-
-
-def _rotates(layer: Any) -> bool:
-    """Return whether a layer has positions: Cohere 2 rotates those with a window alone."""
-    if family(layer.config) == "cohere2":
-        return layer.sliding_window is not None
-    return is_rotary(layer.config) and getattr(layer, "use_rope", True)
+        return Slot(layer_type=config.layer_types[index])
+    if bases := layer_bases(config):
+        return Slot(f"{EACH_BASE}{bases.index(config.layer_rope_theta[index])}")
+    return Slot()
 
 
 def gets_no_angles(layer: Any) -> bool:
     """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
     config = layer.config
-    if not is_rotary(config):
+    if not of(config).is_rotary:
         return True
-    return family(config) == "granite_swa" and not config.layer_rope_theta[layer.layer_idx]
-
-
-def layout(config: Any) -> Layout:
-    """Return the form of the family's angles."""
-    return LAYOUT_OF.get(family(config), pairs.LLAMA)
+    return bool(layer_bases(config)) and not config.layer_rope_theta[layer.layer_idx]
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
     """Return the number of dims that the family rotates: the first ones of each head."""
-    if family(config) not in PARTIAL:
+    if not of(config).is_partial:
         return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
     return 2 * getattr(stock, name).numel()
@@ -234,13 +338,13 @@ def head_counts(base: Any) -> list[int]:
 
 def keys_from(base: Any) -> list[int | None]:
     """Return, for each layer, the layer whose keys it reuses (Gemma 4), or None."""
-    found: list[int | None] = []
-    stores: dict[str, int] = {}
+    sources: list[int | None] = []
+    stored_by: dict[str, int] = {}
     for index, layer in enumerate(attentions(base)):
-        found.append(stores.get(layer.layer_type) if reuses_keys(layer) else None)
+        sources.append(stored_by.get(layer.layer_type) if reuses_keys(layer) else None)
         if stores_keys(layer):
-            stores[layer.layer_type] = index
-    return found
+            stored_by[layer.layer_type] = index
+    return sources
 
 
 def reuses_keys(layer: Any) -> bool:
@@ -258,22 +362,20 @@ def inputs_by_layer(base: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     It cannot look them up by embeddings that were changed.
     """
-    given = kwargs.get("per_layer_inputs")
-    if given is not None or not getattr(base, "hidden_size_per_layer_input", 0):
+    if kwargs.get("per_layer_inputs") is not None:
         return {}
-    found = base.get_per_layer_inputs(kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    return {"per_layer_inputs": found}
+    if not getattr(base, "hidden_size_per_layer_input", 0):
+        return {}
+    inputs = base.get_per_layer_inputs(kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    return {"per_layer_inputs": inputs}
 
 
 def embedding_scale(base: Any) -> float:
     """Return the factor by which the base model multiplies the embeddings that it looks up."""
-    config = base.config
-    if family(config) in ("granite", "granite_swa"):
-        return float(config.embedding_multiplier)
-    scaled = hasattr(base.get_input_embeddings(), "embed_scale")
-    if family(config) == "gemma2" and not scaled:
-        return float(config.hidden_size) ** 0.5
-    return 1.0
+    scale = of(base.config).embedding_scale
+    if scale is None or hasattr(base.get_input_embeddings(), "embed_scale"):
+        return 1.0
+    return float(scale(base.config))
 
 
 # transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
@@ -288,9 +390,7 @@ def recomputes_keys_after(config: Any) -> int:
 
     Phi-3 does so, because its frequencies change at that length.
     """
-    if family(config) != "phi3":
-        return 0
-    return config.original_max_position_embeddings
+    return config.original_max_position_embeddings if of(config).recomputes_keys else 0
 
 
 def is_cache(value: Any) -> bool:

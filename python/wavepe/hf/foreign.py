@@ -80,7 +80,7 @@ def _is_of_transformers(function: Any) -> bool:
 def _check_rotation(attention: Any, base: Any) -> None:
     """Raise ValueError if the function that rotates queries and keys ignores angles of wavepe."""
     forward: Any = inspect.unwrap(attention.forward)
-    apply, layout = forward.__globals__.get(APPLY), families.layout(base.config)
+    apply, layout = forward.__globals__.get(APPLY), families.of(base.config).layout
     if apply is not None and not _is_of_transformers(apply):
         device = next(base.parameters()).device
         if device.type == "meta":

@@ -98,8 +98,8 @@ class _Builder:
 
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
         self.config, self.owner = config, owner
-        self.rotates = families.is_rotary(config)
-        self.layout = families.layout(config)
+        family = families.of(config)
+        self.rotates, self.layout = family.is_rotary, family.layout
         self.parts = Parts()
         self.scores: dict[tuple[str, int, int], Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.

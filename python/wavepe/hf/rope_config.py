@@ -48,8 +48,8 @@ def any_follows_length(config: Any) -> bool:
 
 
 def layer_bases(config: Any) -> list[float]:
-    """Return the bases of Granite SWA in rising order; a base of 0 says that a layer has none."""
-    return sorted({base for base in config.layer_rope_theta if base})
+    """Return the bases of Granite SWA in rising order; a layer with the base 0 has no positions."""
+    return sorted({base for base in getattr(config, "layer_rope_theta", ()) if base})
 
 
 def of_slot(config: Any, slot: Slot) -> Any:

@@ -160,12 +160,13 @@ class RopeRotation(nn.Module):
     def __init__(self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding) -> None:
         super().__init__()
         rope = cast(RoPE, encoding)  # `register_encoding` demands this of a user's own class
-        self.layout = families.layout(config)
+        family = families.of(config)
+        self.layout = family.layout
         if rope.interleaved not in (None, self.layout.interleaved):
             other = self.layout._replace(interleaved=rope.interleaved)
             raise ValueError(
                 f"{encoding}: interleaved={str(rope.interleaved).lower()} is for models that "
-                f"rotate the pairs {other.pairs}, but a {families.family(config)} rotates the "
+                f"rotate the pairs {other.pairs}, but a {family.model_type} rotates the "
                 f"pairs {self.layout.pairs}"
             )
         self.config, self.slot = config, slot
@@ -234,7 +235,7 @@ def with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     given, problems = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
-    if families.family(config) in families.PARTIAL and kind != "proportional":
+    if families.of(config).is_partial and kind != "proportional":
         # `dims` is the rotated part already, and the frequencies are those of all its dims.
         given.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":

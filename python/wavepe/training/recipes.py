@@ -77,14 +77,14 @@ def _richer(part: Encoding) -> Encoding:
 def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, str]:
     """Return RoPE with the pairs to keep, and which they are; or None, and why none is kept."""
     config = base.config
-    stock = families.stock_encoding(families.family(config))
+    stock = families.of(config).encoding
     current = encodings.encoding(source or stock) if isinstance(source, str | None) else None
     rope: Any = None if current is None or any(current.layers) else current.rotary
     if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
         return None, f"{source or stock} is replaced"
     if rope.fraction != 1:  # an earlier adaptation, say, has chosen
         return rope, "the pairs that the model rotates"
-    if families.family(config) in families.PARTIAL:
+    if families.of(config).is_partial:
         return None, "the model rotates a part of each head"
     scaled = rope
     if rope.theta is None:
