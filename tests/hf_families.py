@@ -42,7 +42,7 @@ class Family:
     model_type: str
     options: dict = field(default_factory=dict)  # of the configuration, without sizes and bases
     partial: float = 1.0  # share of a head that the family rotates
-    # Of each layer; a key at this distance from the query, or farther, is hidden.
+    # The window of each layer: a key at this distance from the query, or farther, is hidden.
     windows: Sequence = (None, None)
     positions: Sequence = (True, True)  # False for a layer that has none
     scaling: float = HEAD**-0.5  # of the scores
@@ -54,7 +54,7 @@ class Family:
     scales_queries: bool = False
     interleaved: bool = False  # whether pairs are (2i, 2i + 1)
     convolutions: bool = False  # over tokens: a cache holds their states, by the configuration
-    # Of the angles of the pairs, a table of the rotary module.
+    # From the angles of the pairs to a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
     @property
@@ -310,7 +310,7 @@ NAME = "families_reference"
 
 @dataclass
 class Layer:
-    """What the reference's attention needs in one layer."""
+    """The arguments of the reference's attention in one layer."""
 
     reference: "Reference"
     window: int | None
