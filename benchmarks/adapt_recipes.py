@@ -34,7 +34,7 @@ LENGTHS = (1, 2, 4, 8, 16)  # times the trained length
 
 
 class Arm(NamedTuple):
-    """What is trained, and how; without a spec it is the stock model (the control)."""
+    """An encoding and how it is trained; without a spec the stock model (the control)."""
 
     spec: str | None
     transfer: int = 0  # the first steps, which are of transfer

@@ -28,7 +28,7 @@ LENGTH = 1024
 
 
 class Case(NamedTuple):
-    """One call: `table` is none, constant (low-rank zones) or learned."""
+    """One call: `table` is missing, constant (low-rank zones) or learned."""
 
     arch: int
     head_size: int

@@ -1,4 +1,4 @@
-"""What the commands of benchmarks share: options, files of results, and Markdown tables."""
+"""Shared by the commands of benchmarks: options, files of results, and Markdown tables."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def keep_results(folder: Path, target: Path, name: str, add: bool = False) -> No
 def _joined(old: dict[str, Any], new: dict[str, Any], name: str) -> dict[str, Any]:
     """Return `old` with the rows of `new`, in the order of the preset.
 
-    The entry "added" says of each later comparison which rows came from it, and how.
+    The entry "added" lists each later comparison with the rows that came from it, and how.
     """
     about, settings = new["environment"], dict(new["environment"]["settings"])
     rows = settings.pop("encodings")

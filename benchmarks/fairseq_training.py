@@ -1,4 +1,4 @@
-"""Measure words per second of training in fairseq, with wavelets and with its own positions.
+"""Measure training in fairseq in words per second, with wavelets and with its own positions.
 
 `python -m benchmarks.fairseq_training` prints the table; `--json FILE` keeps the figures. It needs
 fairseq (docs/guides/fairseq.md); `make .venv-fairseq/built` makes an environment that has it.

@@ -1,4 +1,4 @@
-"""Time a step of decoding of whole Llamas, stock and with other position encodings.
+"""Time decoding steps of whole Llamas, stock and with other position encodings.
 
 `python -m benchmarks.hf_decoding` prints the table; `--json FILE` keeps the figures. `--models 2`
 times the first two shapes only.

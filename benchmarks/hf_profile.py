@@ -47,7 +47,7 @@ BETWEEN = "between operators"
 
 
 class Situation(NamedTuple):
-    """What a model does: a forward pass, a step of decoding, or a step of training."""
+    """A pass of a model: forward, a decoding step, or a training step."""
 
     phase: str
     length: int  # in decoding, of the caches

@@ -17,7 +17,7 @@ in place as warm; the result is in the memory of the input.
 
 NumPy asks for huge pages (madvise) for its large arrays, and torch does not. The request stays with
 the addresses, also when malloc gives them to another caller. So if the system grants huge pages on
-request only, the requests are withdrawn before each fresh call. In warm memory there are none.
+request only, the requests are withdrawn before each fresh call. Warm memory needs no requests.
 
 The page faults of each call are counted and kept in the results file. Other C libraries than glibc
 cannot be controlled in this way; then `control` is False.

@@ -2,7 +2,7 @@
 #ifndef WAVEPE_COMPILER_H
 #define WAVEPE_COMPILER_H
 
-/* What older ones lack: GCC 11 __builtin_shufflevector, and _Float16 on x86; clang 17 the names
+/* Older ones lack these: GCC 11 __builtin_shufflevector, and _Float16 on x86; clang 17 the names
  * x86-64-v3 and x86-64-v4 in __builtin_cpu_supports. */
 #ifdef __clang__
 #define WPE_TOO_OLD (__clang_major__ < 18)

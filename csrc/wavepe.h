@@ -25,7 +25,7 @@ extern "C" {
 /* Mother wavelets, named in dispatch.c. */
 enum wpe_kind { WPE_RICKER, WPE_GAUSSIAN, WPE_MORLET, WPE_HAAR, WPE_KINDS };
 
-/* What a delta outside the table reads: zeros, or the nearest row. */
+/* A delta outside the table reads zeros, or the nearest row. */
 enum wpe_beyond { WPE_ZERO, WPE_EDGE };
 
 /* Storage types. Arithmetic on bf16 and f16 is done in float (in psi: double), never in 16 bits. */
@@ -150,7 +150,7 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  * Other sizes give results with other bits. */
 enum { WPE_QUERY_BLOCK = 96, WPE_KEY_BLOCK = 192 };
 
-/* What a call computes. The sizes of its memory and the packing of its keys depend on it. */
+/* The pass of a call: the sizes of its memory and the packing of its keys depend on it. */
 enum wpe_pass { WPE_FORWARD, WPE_BACKWARD };
 
 /* Decode takes up to WPE_DECODE_QUERIES queries. A part of its keys is WPE_DECODE_KEYS of them,

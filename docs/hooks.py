@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: pages from elsewhere, links, formulas and generated texts.
+"""Complete what MkDocs does: pages from elsewhere, links, formulas and generated texts.
 
 A page may link to any file of the repository. A link to a file outside docs leads to the
 repository's address, if pyproject.toml has one. Else the site brings the examples, and a page only
@@ -62,7 +62,7 @@ PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
 VERDICT = re.compile(r"(<td[^>]*>\w+,) ([\d.]+</td>)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
-# What becomes a link: code that is a name, and the key of a source. Not in what stands before.
+# Names in code and keys of sources become links, but not in the parts listed above.
 TARGET = re.compile(
     r'<(a|pre|h\d|b)\b.*?</\1>|<(span|div) class="arithmatex">.*?</\2>'
     r"|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>|\[(?P<key>[A-Z])\]",
@@ -156,7 +156,7 @@ def _formula(match: re.Match, place: str) -> str:
     """A formula of the page `place` in MathML."""
     tag, tex = match["tag"], characters.unescape(match["tex"]).strip()
     tex = BARS.sub(r"\\left\\lvert\1\\right\\rvert", tex)
-    if match["word"]:  # $b=$a is no formula: GitHub, too, wants no letter behind the second sign
+    if match["word"]:  # not $b=$a: GitHub, too, wants no letter behind the second sign
         return f"${match['tex']}${match['word']}"
     try:
         found = convert(tex, display="block" if tag == "div" else "inline")
@@ -174,7 +174,7 @@ def _to(place: str, page: str) -> str:
 
 
 def _sources() -> dict[str, str]:
-    """What each key of a source stands for."""
+    """Return the reference of each source key."""
     listed = SOURCE.findall((DOCS / METHODS).read_text("utf-8"))
     return {key: re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text) for key, text in listed}
 
@@ -230,7 +230,7 @@ def _output(output: dict) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         return f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
-    if "text/markdown" in data:  # its headings are none of the page
+    if "text/markdown" in data:  # its headings do not belong to the page
         return HEADING.sub(r"**\1**", "".join(data["text/markdown"]))
     text = output.get("text") or output.get("traceback") or data.get("text/plain", "")
     return _fence("{.text .output}", COLOUR.sub("", "".join(text)).rstrip())

@@ -46,7 +46,7 @@ PHRASES = (
         "This is no class.",
     ),
     Rule(
-        r"\bmakes? (?!use\b|part\b|sure\b|fun\b)(?:(?!a\b|an\b|the\b)\w+ )?of\b",
+        r"\bmakes? (?!use\b|part\b|sure\b|calls\b)(?:(?!a\b|an\b|the\b)\w+ )?of\b",
         "computes ... from, turns ... into",
         "What a part makes of its parameters.",
     ),

@@ -154,7 +154,7 @@ def ring_attention(q, k, v, **options):
     given |= {name: x for name, x in options.items() if x is not None}
     if unknown := options.keys() - {"p", "q_rel", "bias", *OPTIONS}:
         raise TypeError(f"ring_attention does not take {', '.join(sorted(unknown))}")
-    # What attention refuses, it refuses here, before a process waits for another.
+    # Attention refuses wrong arguments here, before a process waits for another.
     no_query = {name: given[name].narrow(-2, 0, 0) for name in ("q", "q_rel") if name in given}
     ops.attention(**given | no_query)
     if q.shape[2] != k.shape[2] or q.shape[2] % 2:

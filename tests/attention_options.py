@@ -1,4 +1,4 @@
-"""Of attention, for tests of arrays and of tensors: shapes, bounds with their reasons, and options,
+"""Attention, for tests of arrays and of tensors: shapes, bounds with their reasons, and options,
 which are functions of a random generator and a Shape."""
 
 from typing import NamedTuple

@@ -19,9 +19,9 @@ from pathlib import Path
 MODULES = ("wavepe/_numpy.abi3.so", "wavepe/_torch.abi3.so")
 IN_WHEEL = (*MODULES, "wavepe/py.typed", "wavepe/hf/__init__.py", "wavepe/benchmarks/bench.py")
 IN_SDIST = ("LICENSE", "README.md", "setup.py", "csrc/wavepe.h", "tests/conftest.py", "Makefile")
-# What a module may need beside torch's own library; others would have to be on the user's machine.
+# Libraries that a module may need beside torch's own; a user may lack others.
 MAY_NEED = r"lib(m|c|dl|gcc_s|stdc\+\+|pthread)\.so|ld-linux|libtorch(_cpu)?\.so|libc10\.so"
-# What must not stand in a version that is on an index.
+# Words that must not stand in a version that is on an index.
 NOT_RELEASED = {
     "CHANGELOG.md": "(unreleased)",
     "README.md": "not on PyPI yet",

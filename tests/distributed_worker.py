@@ -1,4 +1,4 @@
-"""What processes do for tests: python distributed_worker.py WORK PROCESSES FOLDER.
+"""Work of the processes that tests start: python distributed_worker.py WORK PROCESSES FOLDER.
 
 This process forks PROCESSES others, which call the function WORK. Rank 0 writes what was found to
 FOLDER/found.
@@ -207,7 +207,7 @@ def sequence_parallel(model, ids, reentrant):
 
 
 def gradient_error(split, spec, reentrant=None):
-    """Of a model that `split` splits over processes, against one process; or a ValueError's words.
+    """Compare a model that `split` splits over processes with one process; or return an error.
 
     It is the largest error of a gradient, over the gradient's largest element. `reentrant` is the
     kind of gradient checkpointing, if any.

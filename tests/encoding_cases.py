@@ -12,7 +12,7 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
     temperature a function of the position: the factor on the query
     product     a function of the layer's input (..., length, dim): products of other queries with a
                 table, (..., heads, length, length), which are not divided by sqrt(d)
-    decay       a function of the input, and of what is no padding: what is added to the scores
+    decay       a function of the input, and of the visible tokens: added to the scores
     sinks       (heads,), a score without a value
     window      the distance at which keys are hidden
     added       (length, dim); it is added to the token embeddings

@@ -42,7 +42,7 @@ class Family:
     model_type: str
     options: dict = field(default_factory=dict)  # of the configuration, without sizes and bases
     partial: float = 1.0  # share of a head that the family rotates
-    # Of each layer; a key at this distance from the query, or farther, is hidden.
+    # The window of each layer: a key at this distance from the query, or farther, is hidden.
     windows: Sequence = (None, None)
     positions: Sequence = (True, True)  # False for a layer that has none
     scaling: float = HEAD**-0.5  # of the scores
@@ -56,7 +56,7 @@ class Family:
     # Whether decoder layers pass arguments on that they do not know, such as output_attentions.
     passes_on: bool = True
     convolutions: bool = False  # over tokens: a cache holds their states, by the configuration
-    # Of the angles of the pairs, a table of the rotary module.
+    # From the angles of the pairs to a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
     @property
@@ -320,7 +320,7 @@ NAME = "families_reference"
 
 @dataclass
 class Layer:
-    """What the reference's attention needs in one layer."""
+    """The arguments of the reference's attention in one layer."""
 
     reference: "Reference"
     window: int | None

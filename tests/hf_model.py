@@ -105,7 +105,7 @@ def gradients(model, ids, **options):
     return kept_gradients(model)
 
 
-# Of Inkling: they have no gradient where another encoding takes the place of its own.
+# Parameters of Inkling: they have no gradient where another encoding takes the place of its own.
 REPLACED = (".self_attn.r_proj.", ".self_attn.rel_logits_proj.")
 
 

@@ -335,7 +335,7 @@ np.zeros(2, 'M8[s]') | np.array(['x', 'y']) | np.zeros(0) | np.array([1, None])
 np.zeros((2, 2), 'S3') | np.array([10**30]) | np.zeros(3, 'V2')
 """)
 
-# Of an argument that is an array.
+# Changes of an argument that is an array.
 LIKE = listed("""
 {}.astype({dtype!r}) | {}[::-1] | {}[..., ::-1] | {}[..., ::2] | {}[..., :0] | {}[:0] | {}[None]
 {}[0] | {}[..., None] | {}.T | read_only({}) | {}.tolist() | {} * np.nan | {} * np.inf
@@ -417,7 +417,7 @@ def drawn(side, seed, number):
 
 # ---- judging -------------------------------------------------------------------------------------
 
-# Of errors that happen to a function, rather than being raised by it.
+# Words of errors that happen to a function, rather than being raised by it.
 VAGUE = listed("""
 API call failed | bad_alloc | internal | INTERNAL
 out of range | not subscriptable | unsupported operand | has no len() | not iterable

@@ -171,7 +171,7 @@ def numpy_cases():
 
 
 def methods(made, length, causal):
-    """What the methods of an encoding return, of those that it has."""
+    """The results of the methods that an encoding has."""
     yield "texts", (str(made), made.to_dict(), str(made.trained_as()), made.learned)
     where, way, known = np.arange(length), {"causal": causal}, {"trained_length": TRAINED}
     calls = [
@@ -195,7 +195,7 @@ def methods(made, length, causal):
 
 
 def learned(made, method, length, causal):
-    """What a learned encoding computes of moved parameters, and their gradients."""
+    """The results of a learned encoding with moved parameters, and their gradients."""
     initial = made.parameters(HEAD, HEADS)
     moved = {name: torch.from_numpy(x) + noise(name, x.shape) for name, x in initial.items()}
     moved = {name: x.requires_grad_() for name, x in moved.items()}

@@ -94,7 +94,7 @@ class SecondBuild:
         else:
             words = ["build", "--parallel=2", f"--build-base={self.folder}", *words]
             words += ["--force"] * self.looks_unchanged(before, now)
-        self.stamp.unlink(missing_ok=True)  # an interrupted build is none
+        self.stamp.unlink(missing_ok=True)  # an interrupted build does not count
         done = subprocess.run(
             [sys.executable, "setup.py", "--quiet", *words],
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What all functions for NumPy arrays share: where `out` may lie, inputs left alone, and errors."""
+"""Shared by all functions for NumPy arrays: where `out` may lie, inputs left alone, and errors."""
 
 import copy
 import itertools

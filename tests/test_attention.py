@@ -71,7 +71,7 @@ def test_written_out(variant):
 
 
 def test_table_of_wavelets(variant):
-    """The encoding itself; far from the diagonal it is no encoding."""
+    """The encoding itself; far from the diagonal it adds nothing."""
     scale, shift = wavepe.wavelet_grid(24, 3)
     p = wavepe.wavelet_table(400, scale, shift)
     given = draw(generator("wavelets"), Shape(2, 2, 1, 200, 300, 24, 24))

@@ -90,7 +90,7 @@ def run(capsys, *argv):
 
 
 def figures(capsys, place, *argv):
-    """What a command writes to --json."""
+    """Return the results that a command writes to --json."""
     target = place / "out.json"
     code, out, err = run(capsys, *argv, "--json", target)
     assert (code, err) == (0, "")
@@ -235,7 +235,7 @@ def test_sweeps(capsys, place):
         theta, _ = figures(capsys, place, "sweep", *common, "--theta", 3, 1e4)
         assert theta["perplexity"]["16"][1] == whole
         assert theta["perplexity"]["16"][0] != whole
-        if unit == "byte":  # a fraction of 0 is no rotation
+        if unit == "byte":  # a fraction of 0 rotates nothing
             none = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(model, position_encoding="none")
             value = pytest.approx(perplexity(none, bytes_of(place, 64), 16), rel=1e-5)
             assert found["perplexity"]["16"][2] == value
@@ -289,7 +289,7 @@ def test_no_more_than_the_end_of_a_text_is_kept(monkeypatch):
 
 
 def test_no_length_leads_to_the_text_of_the_training(capsys, place):
-    """What is held out is known for any length, and where it is too short, that is the error."""
+    """The held-out text is known for any length; where it is too short, that is the error."""
     run = results(place / "run")
     held_out = run["environment"]["data"]["held_out_bytes"]
     given = ("perplexity", checkpoint(place, "rope"), "--data", text(), "--lengths", 32)

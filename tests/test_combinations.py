@@ -258,7 +258,7 @@ def test_a_cache_gives_the_same(spec):
 
 @pytest.mark.parametrize("spec", PAIRS)
 def test_gradients(spec):
-    """Of the learned parameters and of the queries, by differences."""
+    """Check those of the learned parameters and of the queries, by differences."""
     attention = made(spec, heads=2, kv_heads=1)
     names = [name for name, _ in attention.position_encoding.named_parameters()]
     parameters = [x.detach() for x in attention.position_encoding.parameters()]

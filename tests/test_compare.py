@@ -255,7 +255,7 @@ def test_rows_before_and_after_the_training_goes_on(finished):
 
 
 def test_mean_and_spread(finished):
-    """Of the sample, by Python's own statistics."""
+    """Compare those of the sample with Python's own statistics."""
     by_name = {entry["encoding"]: entry for entry in results(finished)["summary"]}
     assert list(by_name) == GOING_ON
     for spec, entry in by_name.items():
@@ -288,7 +288,7 @@ def test_the_report_shows_all_of_it(finished):
 
 
 def test_bands_on_the_way_before_and_at_the_end(finished):
-    """Of rotary rows alone; the steps are of the training before it goes on."""
+    """Only rotary rows have them; the steps are those before the training goes on."""
     report = (finished / "report.md").read_text()
     heads = "predicted j* | 1.1 j* | step 4 | step 8 | before the training on 32 | at the end"
     assert f"| encoding | {heads} |" in report

@@ -144,7 +144,7 @@ def test_out_that_cannot_serve(copy, tmp_path, capsys):
 
 
 def test_encodings_and_seeds_can_be_added(tmp_path, capsys):
-    """What is there is not trained again, and each figure is that of one comparison of all."""
+    """A finished model is not trained again, and each figure is that of one comparison of all."""
     out, more = tmp_path / "out", ("--seeds", "2")
     assert compare(out, "--quiet", **ONE) == 0
     before = figures(out)

@@ -1,4 +1,4 @@
-"""What the options of `wavepe compare` give, which are refused, and the tables and bars shown."""
+"""Options of `wavepe compare`: what they give, which are refused, and the tables and bars shown."""
 
 import argparse
 import errno
@@ -354,7 +354,7 @@ def test_nothing_is_lost_and_nothing_is_cut(capsys, monkeypatch, width, lengths,
 
 
 def test_how_a_table_looks(capsys, monkeypatch):
-    """One table where it fits; numbers near their names; and a name is no markup."""
+    """One table where it fits; numbers near their names; and a name is not markup."""
     out = printed(capsys, monkeypatch, 80, runs_of(SHORT, FEW, 1), FEW)
     assert out.count("encoding ") == 1
     assert f"\n{SHORT[2]}  " in out

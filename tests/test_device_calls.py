@@ -116,7 +116,7 @@ def test_copies_of_a_constant_leave_the_device_behind(copied):
 
 
 def step(model, ids=IDS, **given):
-    """A step of training, but for the optimizer."""
+    """A training step, but for the optimizer."""
     model(input_ids=ids, labels=ids, use_cache=False, **given).loss.backward()
 
 
@@ -237,7 +237,7 @@ def test_rotary(given):
 
 
 def test_attention_of_operators():
-    """The composition, which stands for the kernel where there is none."""
+    """The composition, which stands for a kernel that is missing."""
     q, table = empty(2, 4, LENGTH, HEAD).requires_grad_(), empty(5, HEAD).requires_grad_()
     bias, segments = empty(4, 3), NUMBERS
 

@@ -249,7 +249,7 @@ def hooks(monkeypatch):
 
 @pytest.fixture
 def rendered(hooks):
-    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
+    """Turn a text into HTML, by docs/hooks.py and the extensions of mkdocs.yml."""
     import markdown
     import yaml
 

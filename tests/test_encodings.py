@@ -1,4 +1,4 @@
-"""What encodings give a model, arrays and tensors, against the formulas of encoding_cases.py."""
+"""Arrays and tensors that encodings give a model, against the formulas of encoding_cases.py."""
 
 import math
 
@@ -10,7 +10,7 @@ from cases import INTEGERS, assert_same_bits, assert_within
 from encoding_cases import ASKED, CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
 from wavepe.encodings import Shaw, Wavelet, known_encodings
 
-# (length, head size, heads); 24 is no power of two.
+# (length, head size, heads); 24 is not a power of two.
 SIZES = [(1, 8, 1), (9, 8, 4), (40, 24, 3)]
 # Tables of these end at a distance, and their last row stands for all larger ones.
 REACH = {"shaw:clip=3": 3, "t5:buckets=6,max_distance=9": 9}

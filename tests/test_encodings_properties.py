@@ -36,7 +36,7 @@ def cells():
 
 
 def own_encodings():
-    """Those of the package, without what other tests have registered."""
+    """The encodings of the package, without those that other tests have registered."""
     found = {name: type(wavepe.encoding(name)) for name in known_encodings()}
     return {name: cls for name, cls in found.items() if cls.__module__.startswith("wavepe.")}
 
@@ -63,7 +63,7 @@ def trained_table(encoding, length, dim, heads=2):
 
 
 def values(encoding, positions, length, dim=64):
-    """What the encoding gives a model at these positions or distances, (n, components)."""
+    """Return the numbers at these positions or distances, (n, components)."""
     positions = np.asarray(positions)
     if encoding.learned:
         return trained_table(encoding, length, dim)[positions]

@@ -124,7 +124,7 @@ def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
 
 
 def log_probabilities(model, text, parts):
-    """Of each next token of a text, by the model in float64."""
+    """Return that of each next token of a text, by the model in float64."""
     scores, _ = reference(model, text, parts)
     rows = torch.from_numpy(scores[:-1]).log_softmax(-1)
     return rows.gather(1, text[1:, None])[:, 0].numpy()

@@ -24,7 +24,7 @@ def assert_close(got, wanted, bound, where=...):
 
 
 def bound(spec, dtype=torch.float64):
-    """Of the largest output: two layers of sums of a hundred terms, each rounded, and a position
+    """The bound over the largest output: two layers of sums of a hundred rounded terms, a position
     far larger than an embedding ("integer"); 2^-24 where float32 tables meet float64 ones."""
     if dtype == torch.float32:
         return 1e-4 if spec == "integer" else 1e-5
@@ -199,7 +199,7 @@ def test_checkpointed_activations(spec):
 # In training rope does not take the theta of inference.
 @pytest.mark.parametrize("spec", usually(x for x in ENCODINGS if "inference_theta=300" not in x))
 def test_gradients(spec):
-    """Of all parameters, those that an encoding learns included."""
+    """All parameters have them, those that an encoding learns included."""
     made, ids = model(spec), tokens()
     judge = reference(made, spec)
     made = made.double()

@@ -94,7 +94,7 @@ def test_lines_as_samples(tmp_path, monkeypatch):
 
 
 class Received:
-    """What a rank other than the first gets from `_broadcast_object_slow`, without a group."""
+    """The object that a later rank gets from `_broadcast_object_slow`, without a group."""
 
     def __init__(self, monkeypatch, given):
         buffer = io.BytesIO()

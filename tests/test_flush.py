@@ -245,7 +245,7 @@ def flags():
 
 
 def calls():
-    """What runs with subnormals flushed: calls that end well, those that compute gradients, too,
+    """Calls that run with subnormals flushed: those that end well, those that compute gradients,
     and calls that end with an error."""
     x = np.full((2, 3, 40), 1e38, np.float32)  # whose products overflow: flags would be raised
     k = np.where(np.arange(40) % 3, x, np.float32(np.inf))

@@ -97,7 +97,7 @@ def test_the_command_repeats_a_call_and_counts_calls():
 
 
 def test_hostile_calls_are_counted_and_repeated(monkeypatch, capfd, tmp_path):
-    """Of processes that die, here a script that makes two calls and fails at one of them."""
+    """Processes may die, here a script that makes two calls and fails at one of them."""
     tmp_path.joinpath("hostile_calls.py").write_text(
         "import os, sys\n"
         "for number in range(int(sys.argv[3]), int(sys.argv[3]) + 2):\n"

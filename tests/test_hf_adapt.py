@@ -131,7 +131,7 @@ def test_auto_says_why_it_keeps_nothing(family, why):
 
 @pytest.mark.parametrize("turning", range(1, 13))
 def test_as_many_pairs_stay_as_turn(turning):
-    """Also where their share of all pairs, such as 4 of 12, is no short fraction."""
+    """Also where their share of all pairs, such as 4 of 12, is not a short fraction."""
     model = tiny(head_dim=24)
     length = math.ceil(recipes.TURNS * 2 * math.pi * 10000 ** ((turning - 1) / 12)) + 1
     rope = recipes.choose("auto", "alibi", families.decoder(model), length).encoding.rotary

@@ -134,7 +134,7 @@ def test_a_checkpoint_that_names_no_class(tmp_path):
 def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     own = {"foo": {"bar": [1, 2.5, None]}, "rms_norm_eps": 1e-05, "_attn_implementation": "sdpa"}
-    own["auto_map"] = {"AutoTokenizer": "own.Tokenizer"}  # is no code of the model
+    own["auto_map"] = {"AutoTokenizer": "own.Tokenizer"}  # is not code of the model
     change(source / "config.json", **own, attn_implementation="flash_attention_2")
     convert(source, tmp_path / "target", WAVELET)
     before, after = read(source / "config.json"), read(tmp_path / "target" / "config.json")

@@ -108,7 +108,7 @@ def test_gradients(family):
     scores = scores[:, :-1].flatten(0, 1)
     torch.nn.functional.cross_entropy(scores, ids[:, 1:].flatten()).backward()
     wanted = [weight.grad for weight in reference.model.parameters()]
-    # Of the largest: that of a bias of keys is 0 but for rounding.
+    # Relative to the largest: that of a bias of keys is 0 but for rounding.
     largest = max(gradient.abs().max() for gradient in wanted)
     for got, gradient in zip(found, wanted, strict=True):
         deeper = model.config.num_hidden_layers / LAYERS

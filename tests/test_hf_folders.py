@@ -203,7 +203,7 @@ def test_cards_that_cannot_be_written_stop_no_save(tmp_path):
 
 
 def test_classes_that_others_derive(tmp_path):
-    """Their own code goes with them, and their own type is no type of wavepe."""
+    """Their own code goes with them, and their own type is not a type of wavepe."""
 
     class Config(wavepe.hf.WavePELlamaConfig):
         model_type = "somebodys_llama"

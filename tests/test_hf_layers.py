@@ -138,7 +138,7 @@ def test_parameters_of_a_layers_own(tmp_path):
 
 
 def test_a_bias_of_some_parameters_of_a_layers_own(monkeypatch):
-    """Its layers make it of their own gains and of the rates that they share."""
+    """Its layers compute it from their own gains and from the rates that they share."""
     forget_registrations(monkeypatch)
 
     @wavepe.register_encoding

@@ -1,4 +1,4 @@
-"""What tokens of a patched Llama see: padding, packed sequences, own masks, caches, dropout.
+"""Masks of a patched Llama: padding, packed sequences, own masks, caches, dropout.
 
 Packed sequences are each as if they were alone, whatever else the caller passes. How all this
 compiles is tested in test_hf_compile.py.
@@ -32,10 +32,10 @@ from transformers.masking_utils import create_causal_mask
 from wavepe.hf import masks
 from wavepe.hf.attention import attention_forward
 
-# Of each kind of term in the scores.
+# One of each kind of term in the scores.
 SCORES = ("wavelet:scales=4", "transformer_xl:biases=false", "alibi", "sandwich:dim=16", *LEARNED)
 EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
-# Of each place where an encoding enters, where its kind of term is not the matter.
+# One for each place where an encoding enters, if its kind of term does not matter.
 SPECS = ("wavelet:scales=4", "shaw:clip=3", "alibi", "none", "rope", "sinusoidal")
 IDS = tokens(2, 12)
 POSITIONS = torch.cat([torch.arange(5), torch.arange(7)])[None]

@@ -16,7 +16,7 @@ from hf_model import Logits, close, logits, patched_tiny, tokens
 from transformers.exporters import configs
 from wavepe import ops
 
-# Of torch.onnx, of transformers' exporters, and of torchvision, which is not there.
+# Warnings of torch.onnx, of transformers' exporters, and of torchvision, which is not there.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -68,7 +68,7 @@ def test_a_whole_model(spec, tmp_path):
 
 @pytest.mark.parametrize("spec", each(["wavelet:scales=4", "sinusoidal"], "sinusoidal"))
 def test_without_a_bound(spec, tmp_path, monkeypatch):
-    """A table has the rows that the warning says, and more tokens are no silent error."""
+    """A table has the rows that the warning says, and more tokens raise an error."""
     monkeypatch.setattr("wavepe.positions.tables.OPEN_LENGTH", 64)
     model = Logits(model_of(spec)).eval()
     with pytest.warns(UserWarning, match=rf"of '{spec}' has rows for 64 tokens.*Dim\('length'"):

@@ -211,7 +211,7 @@ def test_models_that_share_a_configuration():
 
 
 def test_changes_outlive_the_patch():
-    """Those of the configuration, and another dtype."""
+    """Follow the configuration, and take another dtype."""
     model = patched_tiny(WAVELET)
     model.resize_token_embeddings(64)
     model.config.use_cache = False

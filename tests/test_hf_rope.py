@@ -43,7 +43,7 @@ TYPES = {
     "proportional": {"partial_rotary_factor": 0.5},
 }
 LENGTHS = (1, 7, LENGTH // 2, LENGTH // 2 + 1, LENGTH, LENGTH + 1, 3 * LENGTH)
-# Those of stock models: transformers 5.0 has no proportional.
+# The types of stock models: transformers 5.0 has no proportional.
 KNOWN = ("default", *ROPE_INIT_FUNCTIONS)
 STOCK = [name for name in TYPES if TYPES[name].get("rope_type", name) in KNOWN]
 # Specs that change beyond the trained length: the second changes its attention factor alone.
@@ -51,7 +51,7 @@ FOLLOWING = {
     "theta": "rope:theta=20,inference_theta=scaled",
     "factor": "rope:theta=2,type=yarn,factor=scaled,beta_fast=1,beta_slow=0.5",
 }
-# Those whose frequencies stay: their caches may grow to any length.
+# Types whose frequencies stay: their caches may grow to any length.
 STEADY = [name for name in STOCK if name not in ("dynamic", "longrope")]
 
 

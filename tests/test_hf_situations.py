@@ -1,7 +1,7 @@
 """Every family in every situation: padding, packing, caches, generation, checkpointing, compilers.
 
 Each test is a cell of the table in docs/reference/families.md, test_<situation>[<family>], which
-`benchmarks.hf_families` makes of pytest's --junitxml. Wanted is always what the same model
+`benchmarks.hf_families` writes from pytest's --junitxml. Wanted is always what the same model
 gives without the situation; tests/test_hf_families.py says that this is right.
 """
 
@@ -104,7 +104,7 @@ def alone(model, ids, mask):
 
 
 def write(model, ids, new=8, **options):
-    """What `generate` adds, without chance; in sum more than a window."""
+    """Return the tokens that `generate` adds, without chance; in sum more than a window."""
     # An end that is no token: without one, assisted generation fails in transformers 5.0.
     options = {"eos_token_id": VOCABULARY, "disable_compile": True, **options}
     options = {"max_new_tokens": new, "do_sample": False, **options}

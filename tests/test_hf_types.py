@@ -119,7 +119,7 @@ def test_a_checkpoint_keeps_its_encoding(spec, tmp_path):
 
 @pytest.mark.parametrize("spec", [*EACH_ENTRY, *LEARNED])
 def test_bfloat16_checkpoints(spec, tmp_path):
-    """What is learned stays in float32."""
+    """Learned parameters stay in float32."""
     model = stirred(wavepe.hf.patch(tiny().bfloat16(), spec))
     wanted = logits(model, IDS)
     model.save_pretrained(tmp_path)
@@ -279,7 +279,7 @@ def forms(family):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox"])
 def test_files_of_any_transformers(family, tmp_path):
-    """Of a bare "rope" the base and scaling are read in either form, by any version."""
+    """A bare "rope" takes the base and scaling in either form, by any version."""
     model = wavepe.hf.patch(build(family), "rope")
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -415,7 +415,7 @@ def test_labels_that_are_shifted_already(tmp_path):
 
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 PIECES = [*SPECIAL.values(), "a", "b", "c", "ab", "Ġ", "Ġa", "▁", "▁a"]
-# What a file may name; transformers corrects some of it by model_type.
+# Names that a file may have; transformers corrects some of it by model_type.
 NAMED = (None, "PreTrainedTokenizerFast", "LlamaTokenizer", "GemmaTokenizerFast", "Qwen2Tokenizer")
 
 

@@ -238,7 +238,7 @@ def test_default_target_modules(family, tmp_path):
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_an_adapter_with_defaults_comes_back(loaded, tmp_path):
-    """What the encoding has learned is in the adapter, and not in its base."""
+    """The encoding's parameters are in the adapter, and not in its base."""
     peft = needs("peft")
     ids, patched = tokens(2, 12), wavepe.hf.patch(build("mistral"), LEARNED)
     patched.save_pretrained(tmp_path / "base")
@@ -341,7 +341,7 @@ def test_dispatched_by_accelerate(first, spec):
 
 
 def test_replicas_have_their_own_weights():
-    """What DataParallel makes: its layers compute with the copies of the weights."""
+    """DataParallel makes them: its layers compute with the copies of the weights."""
     model, ids = patched_tiny(LEARNED), tokens(2, 12)
     layer = model.model.layers[0].self_attn
     replica = layer._replicate_for_data_parallel()

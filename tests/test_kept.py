@@ -1,4 +1,4 @@
-"""What earlier versions saved loads in this one, and computes the same. See keep_version.py."""
+"""Models that earlier versions saved load, and compute the same. See keep_version.py."""
 
 import json
 

@@ -83,7 +83,7 @@ SITUATIONS = {  # name: options of the module, number of tokens, options of the 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_formula(spec, situation, causal):
-    """Of SelfAttention; Attention is the same without projections, to the bit."""
+    """Check SelfAttention; Attention is the same without projections, to the bit."""
     if spec == "fox" and not causal:
         pytest.skip("fox is causal")
     options, length, given = SITUATIONS[situation]

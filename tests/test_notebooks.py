@@ -23,7 +23,7 @@ from docs.writers.notebooks import run
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 NUMBER = re.compile(r"-?\d+\.?\d*")
-# Of one run: how long it took; where and on what version of the text it ran.
+# Words of one run: how long it took; where and on what version of the text it ran.
 OF_ONE_RUN = re.compile(r"\d+ s\b|^Text: .*$", re.M)
 # Kernel variants move a figure by at most 0.02. The sources of another Python's library, which the
 # first notebook takes as its text, move it by up to 18% (3.10 and 3.13).

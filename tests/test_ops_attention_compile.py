@@ -39,7 +39,7 @@ SAMPLES += ["everything", "batched decoding", "bias of all heads", "bias, both s
 
 
 def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
-    """Those of torch.ops.wavepe.attention_forward, in its order."""
+    """Return the arguments of torch.ops.wavepe.attention_forward, in its order."""
     given = DEFAULTS | draw(generator("raw", option), shape, OPTIONS[option], dtype)
     if isinstance(given.get("offset"), int):
         given["offset"] = torch.tensor(given["offset"])

@@ -205,7 +205,7 @@ def test_chunks_of_heads_and_strides_change_nothing_interpreted(monkeypatch, bat
 
 
 def test_padding_of_nan_interpreted():
-    """What key_mask hides may hold anything; a NaN elsewhere stays out of rows of other blocks."""
+    """Hidden keys may hold anything; a NaN elsewhere stays out of rows of other blocks."""
     rng = generator("nan")
     arguments = draw(rng, Shape(1, 2, 2, 70, 70, 8, 8), {})
     hidden = slice(5, 9)

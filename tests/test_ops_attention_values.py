@@ -120,7 +120,7 @@ def spoilt(option, name, n):
 )
 @pytest.mark.parametrize("value", [nan, inf])
 def test_nan_and_inf_reach_what_reads_them(variant, function, option, name, value):
-    """What the oracle says is NaN, and nothing else; where Inf reaches may be anything.
+    """NaN is where the oracle has it, and nowhere else; where Inf reaches may be anything.
 
     In backward the composition lets NaN go further.
     """

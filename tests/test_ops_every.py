@@ -1,4 +1,4 @@
-"""What holds for every operator: its rows and forms are in op_cases.py."""
+"""Tests of every operator: its rows and forms are in op_cases.py."""
 
 import functools
 import itertools
@@ -88,7 +88,7 @@ def test_every_size(variant, case, dtype):
 @each_case(CASES)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
 def test_any_strides(variant, case, dtype):
-    """Of each argument and incoming gradient; a fake call says which strides results have."""
+    """Vary each argument and incoming gradient; a fake call says which strides results have."""
     op, rng, a = draw(case, 9, dtype, length=5)
     grads = op.incoming(rng, a) if op.raw else ()
     for name, x in tensors_of(a).items():
@@ -250,7 +250,7 @@ def test_gradcheck(case):
 
 @each_case(DERIVED)
 def test_gradients_of_some_alone(case):
-    """Of one argument, by one result, of an incoming gradient that repeats one number."""
+    """Take that of one argument, by one result, of an incoming gradient that repeats one number."""
     op, _, a = draw(case, 4, F64)
     function, leaves = op.of_leaves(a)
     for count in range(len(op.outputs)):

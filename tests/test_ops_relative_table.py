@@ -29,7 +29,7 @@ WAVELETS = {  # METHODS 1: the published sets of scales, as many as divide each 
 
 
 def ranks(zones):
-    """Of each zone; the head size where the zone holds its rows."""
+    """Return that of each zone; the head size where the zone holds its rows."""
     return [u.shape[1] or c.shape[1] for c, u in zip(zones[::2], zones[1::2], strict=True)]
 
 
@@ -63,7 +63,7 @@ def check(table, p, first=0, dtype=torch.float32):
             assert u.shape == (p.shape[-1], 0 if u.numel() == 0 else c.shape[1])
             assert u.numel() == 0 or c.shape[1] < 0.75 * p.shape[-1]
         again, size = rebuilt(zones)
-        # What the basis leaves out, then C and U round once each.
+        # The part that the basis leaves out, then C and U round once each.
         bound = TOLERANCE * largest + (2 + UNIT[dtype]) * UNIT[dtype] * size
         assert ((again - torch.from_numpy(p[lo:hi])).abs() <= 1.0001 * bound).all()
     return zones

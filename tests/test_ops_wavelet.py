@@ -38,7 +38,7 @@ def test_gradients_of_far_tails_are_zero(variant, kind):
 
 
 def test_errors_of_the_raw_gradients():
-    """What autograd calls; no error of a table that is not there."""
+    """Autograd calls them; no error names a table that is not there."""
     grad, offsets, one = torch.ones(5, 4), torch.arange(5), torch.ones(4)
     for name in ("wavelet_table_backward", "sampled_wavelet_table_backward"):
         raw = getattr(torch.ops.wavepe, name)

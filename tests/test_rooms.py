@@ -27,10 +27,9 @@ MAY_IMPORT = {
     "benchmarks": f"wavepe nn hf fairseq analysis training experiments {TORCH}",
     "cli": f"wavepe hf analysis training experiments benchmarks {TORCH}",
 }
-LINES = {"python/wavepe": 31_000, "python/wavepe/hf": 6_600, "tests": 43_000}
+LINES = {"python/wavepe": 30_000, "python/wavepe/hf": 5_200, "tests": 42_000}
 # To be mended: an entry that no longer applies fails.
 CIRCLES = [
-    ["wavepe.experiments.comparison", "wavepe.experiments.jobs"],
     ["wavepe.hf.cache_guard", "wavepe.hf.rotary"],
 ]
 

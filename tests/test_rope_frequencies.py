@@ -220,7 +220,7 @@ def test_mscale_needs_both_and_no_0():
 
 
 def test_names_of_the_type():
-    """rope_type goes before type, and None is no value."""
+    """rope_type goes before type, and None does not count."""
     want = frequencies("linear", factor=4.0)
     for names in (
         {"type": "linear"},
@@ -302,7 +302,7 @@ ABOVE_0 = {"rope_theta", "factor", ORIGINAL, "attention_factor", "beta_fast", "b
     ids=str,
 )
 def test_bad_numbers(kind, value, error):
-    """Of every key that is a number above 0."""
+    """Try every key that is a number above 0."""
     numbers = set(rules.known_keys(kind)) & ABOVE_0
     assert numbers
     for key in numbers:
@@ -411,7 +411,7 @@ def parity():
     """The benchmark that compares them, and what it finds."""
     for name in ("torch", "transformers", "rich"):  # rich: the page is written with README's tools
         pytest.importorskip(name)
-    sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
+    sys.path.insert(0, str(ROOT))  # the benchmarks are not in the package
     from benchmarks import rope_parity
 
     return rope_parity, rope_parity.compare()

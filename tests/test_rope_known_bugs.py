@@ -78,7 +78,7 @@ def test_float32_products_drift(variant):
 
 
 def test_casting_the_frequencies(nn):
-    """What `model.to(torch.bfloat16)` does to a buffer of inv_freq."""
+    """`model.to(torch.bfloat16)` casts a buffer of inv_freq."""
     last = torch.arange(1950, 2000)
     assert error(naive(last, TORCH_FREQ.bfloat16()), last) > 1
     q, k = (normal(generator("cast"), 1, heads, 2000, 128).bfloat16() for heads in (2, 1))

@@ -90,13 +90,13 @@ def test_kernels(sanitized, tmp_path, side):
 
 def test_cuda_kernels_emulated(sanitized, tmp_path):
     """The operators that have CUDA kernels, whose sources run here one thread after the other: no
-    GPU is involved, so nothing is said of races or of what a GPU computes otherwise."""
+    GPU is involved, so this finds neither races nor other faults of a GPU."""
     if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     emulated = sanitized | {"WAVEPE_TEST_EMULATED": "1"}
     names = torch_tests((*LEFT_OUT, *NO_CUDA_KERNEL))
     run_tests(names, emulated, tmp_path, usual(VARIANTS))
-    environment = sanitized | {"TRITON_INTERPRET": "0"}  # attention's kernels are none of C
+    environment = sanitized | {"TRITON_INTERPRET": "0"}  # attention's kernels are not C
     done = run_python("-m", "benchmarks.gpu", "--emulated", environment=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[:2500]}"
     assert done.stdout.count("  ok  ") > 10

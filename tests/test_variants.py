@@ -50,7 +50,7 @@ def test_bad_names_are_refused_with_the_known_ones(bad):
 
 @pytest.mark.parametrize("name", [*KNOWN, TEST_ONLY])
 def test_a_variant_runs_or_is_refused(name):
-    """Those listed run; any other known one is refused by its name, but the test-only one, which
+    """Listed variants run; any other known one is refused by its name, but the test-only one, which
     some builds take."""
     before = wavepe.variant()
     if name in wavepe.variants() or (name == TEST_ONLY and name in all_of_them()):
@@ -69,7 +69,7 @@ def test_environment_chooses(name):
 
 
 def test_a_variant_of_another_cpu_is_known(monkeypatch):
-    """It is no unknown name: the message says that this CPU or build has no such variant."""
+    """Its name is known: the message says that this CPU or build has no such variant."""
     monkeypatch.setattr("wavepe._numpy.use_variant", lambda name: False)
     monkeypatch.setattr("wavepe._numpy.variants", lambda: ["portable", "avx2"])
     with pytest.raises(ValueError, match=r"'avx512' cannot run here.*use one of portable, avx2"):
@@ -157,7 +157,7 @@ def test_wide_variants_agree_bit_for_bit(other):
             assert_same_bits(wavepe.relative_bias(q, p, 20), want)
 
 
-# ---- what a run of the tests says of variants ----------------------------------------------------
+# ---- what a run of the tests says about variants-------------------------------------------------
 
 
 def run_pytest(*arguments, code="", **environment):

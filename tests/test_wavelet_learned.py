@@ -196,7 +196,7 @@ def test_parameters_stay_float32_in_a_narrow_model(torch, hf, dtype, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # transformers reports the missing keys
 def test_a_stock_checkpoint_read_in_bfloat16(torch, hf, tmp_path):
-    """What is learned begins with the float32 values of the grid."""
+    """Learned parameters begin with the float32 values of the grid."""
     hf.tiny().save_pretrained(tmp_path)
     options = {"position_encoding": SPEC, "dtype": torch.bfloat16}
     own = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path, **options)

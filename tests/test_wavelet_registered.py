@@ -185,7 +185,7 @@ def test_unfit_functions(register, psi, error, words, which):
 def test_a_derivative_that_is_not_psi_s(register, wrong):
     with pytest.raises(ValueError, match=r"derivative must be the derivative of psi: at u = "):
         register("mistaken", lambda u: 2 * np.exp(-(u**2)), derivative=wrong)
-    # corners and steps are no mistake
+    # corners and steps are allowed
     slope = lambda u: -np.sign(u) * (np.abs(u) < 1)  # noqa: E731
     register("hat", lambda u: np.maximum(1 - np.abs(u), 0), derivative=slope)
 

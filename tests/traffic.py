@@ -1,4 +1,4 @@
-"""What a call copies between a device and the host, and which values it waits for.
+"""Find out what a call copies between a device and the host, and which values it waits for.
 
 The device is "meta": its tensors have no values, so a call that needs one raises, or runs an
 operator of `READS`. It needs no GPU, and to wavepe it is a device like another one.

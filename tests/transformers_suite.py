@@ -60,7 +60,7 @@ WITHOUT_ROPE = {
     ),
 }
 
-# What the tests import from modules that only a checkout has.
+# Names that the tests import from modules that only a checkout has.
 LACKING = {
     "exporters.test_export": {"ExportTesterMixin": type("ExportTesterMixin", (), {})},
     "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
@@ -98,7 +98,7 @@ common, configuration, training = import_tests()
 
 
 class SmallModel:
-    """What transformers' tests ask about a model: its classes, a small configuration, inputs."""
+    """Answers to transformers' tests about a model: its classes, a small configuration, inputs."""
 
     type_vocab_size = 16
     head_dim = SIZES["hidden_size"] // SIZES["num_attention_heads"]

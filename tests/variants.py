@@ -17,7 +17,7 @@ FLAGS = {"avx2": _V3, "avx512": (*_V3, "avx512f", "avx512bw", "avx512cd", "avx51
 
 
 def of_this_cpu():
-    """Those that a build should run here, as far as that can be known: on Linux and x86."""
+    """Return the variants that a build should run here, as far as known: on Linux and x86."""
     found = ["portable"]
     cpu = Path("/proc/cpuinfo")
     if platform.machine().lower() in ("x86_64", "amd64") and cpu.exists():

@@ -44,7 +44,7 @@ INLINE void NAME(transpose)(V x[LANES], int most) {
 }
 
 /* Load LANES rows of m from (row, col) on, and transpose them. Rows from `rows` on, and columns
- * from `cols` on, are 0. is_whole: there are none of these, and the columns have stride 1. */
+ * from `cols` on, are 0. is_whole: nothing lies beyond, and the columns have stride 1. */
 INLINE void NAME(load_square)(V square[LANES], wpe_matrix m, int storage, int64_t row, int64_t rows,
                               int64_t col, int64_t cols, int is_whole) {
     int64_t stride = m.row_stride, step = m.col_stride;

@@ -94,7 +94,7 @@ INLINE f32v load_full_bf16(const bf16 *p) {
 INLINE u32v round_bf16(f32v v) {
     u32v bits = (u32v)v;
 #if VECTOR_BYTES == 64 && defined(__AVX512F__)
-    /* With masks these are five instructions. The compiler makes seven of the line below. */
+    /* With masks these are five instructions. The compiler turns the line below into seven. */
     __m512i rounded = (__m512i)(bits + 0x7fff), ones = _mm512_set1_epi32(-1);
     __mmask16 odd = _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x10000));
     rounded = _mm512_mask_sub_epi32(rounded, odd, rounded, ones);

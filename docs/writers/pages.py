@@ -1,4 +1,4 @@
-"""What writers share: kept results, markers, and words about a machine."""
+"""Shared by the writers: kept results, markers, and words about a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept(root: Path, path: Path, command: str = "") -> dict[str, Any]:
 
 
 def kept_results(root: Path, name: str, command: str = "") -> list[dict[str, Any]]:
-    """Return the results <name>-*.json, by name of the file; Missing if there are none."""
+    """Return the results <name>-*.json, by name of the file; Missing without a file."""
     paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
     if not paths:
         advice = f": run python -m benchmarks.{command}" if command else ""

@@ -8,7 +8,7 @@
 #define KERNEL(c, member) attention[(c)->compute_type == WPE_F64].member
 
 /* Check that the results lie within their bounds, that they are NaN where they depend on a NaN, and
- * that nothing else was written. Report errors; return whether there was none. has_infinity: a
+ * that nothing else was written. Report errors; return whether all is right. has_infinity: a
  * result that should be NaN may be anything. */
 int check_result(const char *what, const array *got, const bounded_matrix *want, int has_infinity);
 

@@ -219,8 +219,8 @@ static void scores_of(query *s, int64_t i) {
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* Return the largest of the sink and the seen scores, NaN if one of them is NaN, or -inf if there
- * is none. */
+/* Return the largest of the sink and the seen scores, NaN if one of them is NaN, or -inf
+ * without any. */
 static double largest_score(const query *s) {
     double largest = s->h->a->sink;
     for (int64_t j = s->begin; j < s->end; j++) {

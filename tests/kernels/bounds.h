@@ -21,8 +21,8 @@
  * and their difference by at most one more. */
 #define ROPE_UNITS 2.0
 
-/* Relative to |angle|, if position is no integer within +-2^31. Three products and their sum are
- * rounded. */
+/* Relative to |angle|, if position is not an integer within +-2^31. Three products and their sum
+ * are rounded. */
 #define ANGLE_UNITS 3.0
 
 /* Relative to |result| + |lo|, if |hi| > 2^31. The result is sin hi cos lo + cos hi sin lo: four

@@ -155,7 +155,7 @@ extern sigjmp_buf check_escape;
 void enter_call(const wpe_kernels *k, ptrdiff_t entry);
 int leave_call(void);
 
-/* ---- comparisons: each reports an error, and returns whether there was none ----------------- */
+/* ---- comparisons: each reports an error, and returns whether all is right ------------------- */
 
 /* Compare the expected elements of `got` with row-major `want`: |got - want| <= allowed (NULL: 0),
  * NaN for NaN, equal infinities. An infinite `allowed` allows any value. Also check_canaries. */
