@@ -53,8 +53,6 @@ class Family:
     # Whether layers scale queries by their position. Without position_ids that counts padding.
     scales_queries: bool = False
     interleaved: bool = False  # whether pairs are (2i, 2i + 1)
-    # Whether decoder layers pass arguments on that they do not know, such as output_attentions.
-    passes_on: bool = True
     convolutions: bool = False  # over tokens: a cache holds their states, by the configuration
     # From the angles of the pairs to a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
@@ -140,7 +138,7 @@ FAMILIES = {
     "phi3": Family("phi3", partial=0.5),
     "olmo2": Family("olmo2"),
     "gpt_neox": Family("gpt_neox", partial=0.5, grouped=False),
-    "stablelm": Family("stablelm", partial=0.5, passes_on=False),
+    "stablelm": Family("stablelm", partial=0.5),
     "seed_oss": Family("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),
     "granite": Family(
         "granite",

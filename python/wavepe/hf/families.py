@@ -55,6 +55,8 @@ class Family:
     embedding_scale : callable, optional
         From a configuration, the factor by which the model multiplies the embeddings. It does not
         count where the embedding multiplies by itself (`embed_scale`).
+    drops_arguments : bool
+        Whether a decoder layer does not pass the arguments that it does not know to its attention.
     recomputes_keys : bool
         Whether `generate` computes all keys again after the original length.
     is_recent : bool
@@ -69,6 +71,7 @@ class Family:
     is_partial: bool = False
     attention: str = "self_attn"
     embedding_scale: Callable[[Any], float] | None = None
+    drops_arguments: bool = False
     recomputes_keys: bool = False
     is_recent: bool = False
 
@@ -105,7 +108,7 @@ _FAMILIES = [
     Family("phi3", PART, is_partial=True, recomputes_keys=True),
     Family("olmo2", NORMS),
     Family("gpt_neox", PART, is_partial=True, attention="attention"),
-    Family("stablelm", PART, is_partial=True, is_recent=True),
+    Family("stablelm", PART, is_partial=True, drops_arguments=True, is_recent=True),
     Family("seed_oss"),
     Family(
         "granite",

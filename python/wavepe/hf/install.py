@@ -22,7 +22,7 @@ from .cache_guard import EncodingGuard
 from .config import EncodedConfig, note_live, patched_config, return_changes
 from .foreign import ReplacedForwardCheck
 from .inkling import OWN, keep_queries, restore, without_own
-from .layer_hooks import LayerState, after_attention, before_attention
+from .layer_hooks import LayerState, after_attention, before_attention, before_layer
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
 from .live import check_live
@@ -323,6 +323,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.hooks += _PassHooks(base, record.config, record.spec, parts).attach(base)
+    if families.of(record.config).drops_arguments:
+        for whole in base.layers:
+            record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,6 +82,21 @@ class CacheWithDecay:
         return self._cache.update(self._add(keys), *args, **kwargs)
 
 
+class AnglesAndPass(NamedTuple):
+    """The angles of a pass, and the pass."""
+
+    angles: Any
+    this: Pass
+
+
+def before_layer(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Let the angles carry the pass, because this decoder layer drops other arguments (hook)."""
+    angles = AnglesAndPass(kwargs["position_embeddings"], kwargs[PASS])
+    return args, kwargs | {"position_embeddings": angles}
+
+
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,6 +105,9 @@ def before_attention(
     if args:
         kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
     this: Pass | None = kwargs.get(PASS)
+    if this is None and type(carried := kwargs.get("position_embeddings")) is AnglesAndPass:
+        kwargs["position_embeddings"], this = carried
+        kwargs[PASS] = this
     if this is None:  # the layer stands alone, or is called outside of a pass of its model
         this = kwargs[PASS] = Pass((), (), kwargs, module.layer_idx)
         this.kwargs = {}
