@@ -91,12 +91,13 @@ test-aarch64: ## the checker compiled for aarch64, in an emulator: SECONDS=60, S
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run CC=$(AARCH64) LINK=-static RUN=qemu-aarch64 \
 	    BUILD=$(CURDIR)/build/check-kernels-aarch64
 
-lint: .venv/lint ## ruff, clang-format, mypy and typos, without changing anything
+lint: .venv/lint ## ruff, clang-format, mypy, typos and sentences, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_TESTS)
 	$(BIN)/mypy
 	$(BIN)/typos
+	$(BIN)/python -m docs.sentences benchmarks csrc docs examples tests
 
 format: .venv/lint ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff check --fix .

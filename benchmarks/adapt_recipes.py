@@ -83,8 +83,10 @@ def stock_model(folder: Path) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     other = {"position_encoding", "auto_map", "model_type", "architectures"}
-    given = {k: v for k, v in model.config.to_dict().items() if k not in other and "attn" not in k}
-    stock = LlamaForCausalLM(LlamaConfig(**given))
+    options = {
+        k: v for k, v in model.config.to_dict().items() if k not in other and "attn" not in k
+    }
+    stock = LlamaForCausalLM(LlamaConfig(**options))
     stock.load_state_dict(model.state_dict())
     return stock
 
@@ -112,15 +114,18 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
             save_strategy="no",
         )
     name = "control" if arm.spec is None else "adapted"
-    found: dict[str, Any] = {"perplexity": done.perplexity[name], "stock": done.perplexity["stock"]}
+    perplexities: dict[str, Any] = {
+        "perplexity": done.perplexity[name],
+        "stock": done.perplexity["stock"],
+    }
     if arm.spec is not None:
-        found |= {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
-    return json.loads(json.dumps(found))  # lengths are texts, as in the rows that are read
+        perplexities |= {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
+    return json.loads(json.dumps(perplexities))  # lengths are texts, as in the rows that are read
 
 
-def means(found: list[dict[str, float]]) -> str:
+def means(rows: list[dict[str, float]]) -> str:
     """Return the mean of each length, as cells."""
-    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in found[0])
+    return " | ".join(f"{statistics.fmean(each[n] for each in rows):.2f}" for n in rows[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,10 +145,10 @@ def run(args: argparse.Namespace) -> int:
     from wavepe.training import recipes
 
     about = json.loads((args.folder / "results.json").read_text("utf-8"))
-    given, length = about["environment"]["settings"], about["train_length"]
+    settings, length = about["environment"]["settings"], about["train_length"]
     results: dict[str, Any] = {
         "length": length,
-        "layers": given["layers"],
+        "layers": settings["layers"],
         **surroundings("torch", "transformers"),
     }
     results["rows"] = []
@@ -165,8 +170,8 @@ def run(args: argparse.Namespace) -> int:
             row = measure(arm, stock, ids.long(), length, seed)
             results["rows"].append({"arm": arm.label, **arm._asdict(), "seed": seed, **row})
             keep(results, args.json)
-        found = [row["perplexity"] for row in results["rows"] if row["arm"] == arm.label]
-        print(f"{arm.label}: {means(found)}", flush=True)
+        perplexities = [row["perplexity"] for row in results["rows"] if row["arm"] == arm.label]
+        print(f"{arm.label}: {means(perplexities)}", flush=True)
     return 0
 
 

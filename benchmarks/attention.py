@@ -230,12 +230,12 @@ def tails(repeats: int, sizes: Sequence[tuple[int, int, int]] = TAILED) -> dict:
 
 def tails_table(results: dict) -> str:
     """Return the time with tails over that without, as Markdown."""
-    found = {(row["size"], row["kind"], row["gradients"]): row["ratio"] for row in results["rows"]}
-    columns = list(dict.fromkeys(key[1:] for key in found))
+    ratios = {(row["size"], row["kind"], row["gradients"]): row["ratio"] for row in results["rows"]}
+    columns = list(dict.fromkeys(key[1:] for key in ratios))
     heads = [f"{kind}, {PHASES[gradients]}" for kind, gradients in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for size in dict.fromkeys(key[0] for key in found):
-        cells = [f"{found[(size, *column)]:.2f}" for column in columns]
+    for size in dict.fromkeys(key[0] for key in ratios):
+        cells = [f"{ratios[(size, *column)]:.2f}" for column in columns]
         lines.append(f"| {size} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -293,13 +293,13 @@ def threads(repeats: int, sizes: Sequence[tuple[int, int]] = ONE_HEAD) -> dict:
 def threads_table(results: dict) -> str:
     """Return the speed-ups as Markdown, with a row for each size."""
     names = list(dict.fromkeys(row["who"] for row in results["rows"]))
-    found: dict[tuple[int, int], dict] = {}
+    by_size: dict[tuple[int, int], dict] = {}
     for row in results["rows"]:
-        cells = found.setdefault((row["length"], row["head_size"]), {})
+        cells = by_size.setdefault((row["length"], row["head_size"]), {})
         cells[row["gradients"], row["who"]] = f"{row['speed_up']:.2f}"
     order = [(gradients, name) for gradients in (False, True) for name in names]
     heads = ("length x head size", *(f"{name}, {PHASES[gradients]}" for gradients, name in order))
-    rows = [(f"{n} x {d}", *(cells[key] for key in order)) for (n, d), cells in found.items()]
+    rows = [(f"{n} x {d}", *(cells[key] for key in order)) for (n, d), cells in by_size.items()]
     return markdown(heads, rows)
 
 
@@ -362,13 +362,13 @@ def encoding_calls(x: Inputs) -> Calls:
     """Return the same for a module of each encoding; its parameters have gradients, too."""
     _, heads, length, d = x.q.shape
     torch.manual_seed(2)
-    given = torch.randn(1, length, d)
+    inputs = torch.randn(1, length, d)
     calls: Calls = {}
     for spec in (PLAIN, *SPECS):
         module = module_of(spec, d, heads)
 
         def call(q, k, v, *parameters, module=module):
-            return module(q, k, v, x=given)
+            return module(q, k, v, x=inputs)
 
         calls[spec] = (call, tuple(module.parameters()))
     return calls

@@ -73,13 +73,13 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
         raise Missing("Triton is not there: make extras brings it") from error
     from wavepe.ops._attention_gpu import launches
 
-    found: dict[str, dict] = {}
+    properties: dict[str, dict] = {}
 
     def compile_only(kernel: Any, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
-        if kernel.__name__ not in found:
+        if kernel.__name__ not in properties:
             kernel.device_caches.clear()  # its key does not name the architecture
             compiled = kernel.warmup(*arguments, grid=grid, **how)
-            found[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
+            properties[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
 
     driver.set_active(_Driver(case.arch))
     launch, capability = launches.launch, launches.capability
@@ -91,7 +91,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
         launches.launch, launches.capability = launch, capability
     about = {"arch": case.arch, "head_size": case.head_size, "table": case.table}
     about["dtype"] = str(case.dtype).removeprefix("torch.")
-    return [{"kernel": name, **about, **row} for name, row in found.items()]
+    return [{"kernel": name, **about, **row} for name, row in properties.items()]
 
 
 def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
@@ -100,14 +100,14 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
     from wavepe.ops._attention_gpu import call
 
     q, k = (torch.zeros(1, h, LENGTH, case.head_size, dtype=case.dtype) for h in (4, 2))
-    given: dict[str, Any] = {"q": q, "k": k, "v": k}
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": k}
     if case.table == "constant":
         table = ops.relative_table(*wavepe.encoding("wavelet").table(LENGTH, case.head_size))
         p, first, zones = table.build_tensors(case.dtype, torch.device("cpu"), gpu=True)
-        given |= {"p": p, "first": first, "zones": list(zones)}
+        tensors |= {"p": p, "first": first, "zones": list(zones)}
     elif case.table == "learned":
-        given["p"] = torch.zeros(300, case.head_size, dtype=case.dtype)
-    arguments = Arguments(**{**given, **options})
+        tensors["p"] = torch.zeros(300, case.head_size, dtype=case.dtype)
+    arguments = Arguments(**{**tensors, **options})
     out, lse = call.forward(*arguments)
     if backward:
         wanted = (case.table == "learned", arguments.bias is not None)
@@ -151,13 +151,13 @@ def measure_all() -> dict:
 def table(results: dict) -> str:
     """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
-    found: dict[tuple[str, str, int], dict[int, str]] = {}
+    by_kernel: dict[tuple[str, str, int], dict[int, str]] = {}
     for row in results["rows"]:
         place = row["kernel"], row["table"], row["head_size"]
-        found.setdefault(place, {})[row["arch"]] = _cell(row)
+        by_kernel.setdefault(place, {})[row["arch"]] = _cell(row)
     rows = [
         (f"`{kernel}`", kind, str(size), *(cells.get(arch, "") for arch in archs))
-        for (kernel, kind, size), cells in sorted(found.items())
+        for (kernel, kind, size), cells in sorted(by_kernel.items())
     ]
     return markdown(("kernel", "table", "head size", *(f"sm_{a}" for a in archs)), rows, "llrl")
 

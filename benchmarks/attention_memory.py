@@ -93,7 +93,7 @@ def of_a_function(kind: str, heads: int, length: int) -> tuple[Callable[..., Any
 
     p = torch.from_numpy(table(length, HEAD_SIZE))
     known = ops.relative_table(p.clone())
-    few, own = torch.randn(1024, 16), torch.randn(1, heads, length, 16)
+    few, queries = torch.randn(1024, 16), torch.randn(1, heads, length, 16)
     sinks = torch.randn(heads)
     delta = torch.arange(length if kind == "gather" else 1)[:, None]
     delta = delta - delta.T
@@ -104,7 +104,7 @@ def of_a_function(kind: str, heads: int, length: int) -> tuple[Callable[..., Any
         return gathered(q, k, v, p, index, delta[rows, rows] < 0)
 
     def narrow(q, k, v):
-        return ops.attention(q, k, v, p=few, q_rel=own[:, :, : q.shape[2]])
+        return ops.attention(q, k, v, p=few, q_rel=queries[:, :, : q.shape[2]])
 
     forward = {
         "plain": ops.attention,
@@ -115,7 +115,7 @@ def of_a_function(kind: str, heads: int, length: int) -> tuple[Callable[..., Any
         "sdpa": sdpa,
         "gather": gather,
     }[kind]
-    parameters = {"learned": [p], "narrow": [few, own], "sinks": [sinks]}.get(kind, [])
+    parameters = {"learned": [p], "narrow": [few, queries], "sinks": [sinks]}.get(kind, [])
     return forward, [t.requires_grad_() for t in parameters]
 
 

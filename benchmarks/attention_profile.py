@@ -63,21 +63,21 @@ def work(length: int, d: int, kind: str, gradients: bool) -> None:
     with prepared(1):
         call = call_of(x, kind, gradients)
         timings = take_turns({"call": call, "mm": rate_of_products()}, repeats=15, warm_up=2)
-        found = {name: min(timing.seconds) for name, timing in timings.items()}
+        seconds = {name: min(timing.seconds) for name, timing in timings.items()}
         operations = PRODUCTS[kind][gradients] * x.flops / 2
-        print(json.dumps(found | {"operations": operations, "size": x.size}), flush=True)
+        print(json.dumps(seconds | {"operations": operations, "size": x.size}), flush=True)
         while True:
             call()
 
 
 def shares(samples: str) -> dict[str, float]:
     """Return the share of each part, from lines "percent|symbol" of perf's report."""
-    found = dict.fromkeys([*PARTS, REST], 0.0)
+    parts = dict.fromkeys([*PARTS, REST], 0.0)
     for percent, symbol in re.findall(r"^\s*([\d.]+)%\s*\|(?:\[[.k]\] )?(\S+)", samples, re.M):
         names = (part for part, pattern in PARTS.items() if re.match(pattern, symbol))
-        found[next(names, REST)] += float(percent) / 100
-    total = sum(found.values())
-    return {part: share / total for part, share in found.items()}
+        parts[next(names, REST)] += float(percent) / 100
+    total = sum(parts.values())
+    return {part: share / total for part, share in parts.items()}
 
 
 def row_of(length: int, d: int, kind: str, gradients: bool, seconds: float) -> dict:
@@ -90,7 +90,7 @@ def row_of(length: int, d: int, kind: str, gradients: bool, seconds: float) -> d
     ):
         assert process.stdout is not None
         try:
-            found = json.loads(process.stdout.readline())
+            measured = json.loads(process.stdout.readline())
             file = str(Path(folder, "perf.data"))
             perf = ["perf", "record", "--quiet", "--output", file, "--pid", str(process.pid)]
             perf += ["--", "sleep", str(seconds)]
@@ -102,15 +102,15 @@ def row_of(length: int, d: int, kind: str, gradients: bool, seconds: float) -> d
             [*report, "--fields", "overhead,symbol"], check=True, capture_output=True, text=True
         ).stdout
     parts = shares(samples)
-    rate = found["operations"] / (found["call"] * parts["products"])
+    rate = measured["operations"] / (measured["call"] * parts["products"])
     return {
-        "size": found["size"],
+        "size": measured["size"],
         "kind": kind,
         "gradients": gradients,
-        "seconds": found["call"],
+        "seconds": measured["call"],
         "parts": parts,
         "rate": rate,
-        "over_mm": rate / (2 * 1024**3 / found["mm"]),
+        "over_mm": rate / (2 * 1024**3 / measured["mm"]),
     }
 
 

@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except (CommandError, ImportError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
+        message = str(error).replace("`threads`", "--threads")
+        print(f"benchmarks: {message}", file=sys.stderr)
         return getattr(error, "code", 1)
 
 
@@ -195,8 +196,8 @@ def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> 
 
     if not case.every_variant:
         variants = [max(variants, key=wavepe.variants().index)]
-    own = {"wavepe": case.ours, **case.own}
-    calls = {(who, variant): call for variant in variants for who, call in own.items()}
+    own_calls = {"wavepe": case.ours, **case.beside}
+    calls = {(who, variant): call for variant in variants for who, call in own_calls.items()}
     calls |= {(name, None): call for name, call in case.rivals.items()}
     verdicts = {}
     for key in list(calls):

@@ -30,7 +30,7 @@ class Case:
     op, size, dtype: the text of the row.
     ours: the call to time, once for each variant.
     rivals: name -> a call with the same result.
-    own: name -> another call of wavepe, timed in the same variant.
+    beside: name -> another call of wavepe, timed in the same variant.
     every_variant: if False, only the fastest of the chosen variants is timed.
     work, unit: the least bytes ("GB/s") or floating point operations ("GFLOP/s") of the result.
     judge: a function of a call's result that returns a Verdict.
@@ -40,7 +40,7 @@ class Case:
     reset: called before a call that is judged, for calls that work in place.
     batch: number of calls that are timed together, if one takes microseconds.
     inference: if True, calls are timed under torch.inference_mode, as in decoding.
-    floor: names of rivals and own calls that do less work; they are not judged.
+    floor: names of rivals and calls beside that do less work; they are not judged.
     """
 
     op: str
@@ -58,7 +58,7 @@ class Case:
     batch: int = 1
     inference: bool = False
     floor: tuple[str, ...] = ()
-    own: dict[str, Call] = field(default_factory=dict)
+    beside: dict[str, Call] = field(default_factory=dict)
     every_variant: bool = True
     notes: list[str] = field(default_factory=list)
 

@@ -68,11 +68,11 @@ def measuring_command(
         parser.add_argument("--quick", action="store_true", help="a tiny size: a check of the code")
     add_json(parser)
     args = parser.parse_args(argv)
-    given: dict[str, Any] = {name: getattr(args, name) for name in defaults}
+    options: dict[str, Any] = {name: getattr(args, name) for name in defaults}
     if quick and args.quick:
-        given |= quick
+        options |= quick
     try:
-        results = measure(**given)
+        results = measure(**options)
     except Missing as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(*words: object) -> dict:
     """Run a command of `wavepe`; return its results."""
-    given = [sys.executable, "-m", "wavepe", *map(str, words), "--quiet", "--json", "-"]
-    return json.loads(subprocess.run(given, check=True, stdout=subprocess.PIPE).stdout)
+    command = [sys.executable, "-m", "wavepe", *map(str, words), "--quiet", "--json", "-"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 def tools() -> tuple[str, str] | None:
     """Return the paths of nvcc and nvdisasm, or None."""
     wheels = Path(sysconfig.get_path("purelib"), "nvidia")
-    found = []
+    programs = []
     for name in ("nvcc", "nvdisasm"):
         paths = [shutil.which(name), *sorted(wheels.glob(f"cu*/bin/{name}"))]
-        found.append(next((str(p) for p in paths if p and os.access(p, os.X_OK)), None))
-    return (found[0], found[1]) if found[0] and found[1] else None
+        programs.append(next((str(p) for p in paths if p and os.access(p, os.X_OK)), None))
+    return (programs[0], programs[1]) if all(programs) else None
 
 
 def _run(*words: str) -> str:
@@ -49,7 +49,9 @@ def _run(*words: str) -> str:
 
 def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
     """Return the bytes of each global read ("LDG") and write ("STG"), by kernel."""
-    found: dict[str, dict[str, list[int]]] = collections.defaultdict(lambda: {"LDG": [], "STG": []})
+    widths: dict[str, dict[str, list[int]]] = collections.defaultdict(
+        lambda: {"LDG": [], "STG": []}
+    )
     kernel = ""
     for line in sass.splitlines():
         label = re.match(r"\s*\.text\.(\w+):", line)
@@ -58,24 +60,24 @@ def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
         access = ACCESS.search(line)
         if access:
             sizes = [BYTES[word] for word in access[2].split(".") if word in BYTES]
-            found[kernel][access[1]].append(sizes[0] if sizes else 4)
-    return found
+            widths[kernel][access[1]].append(sizes[0] if sizes else 4)
+    return widths
 
 
 @functools.cache
 def measure(arch: int) -> tuple[dict, ...]:
     """Return a row for each kernel, compiled for one architecture."""
-    found = tools()
-    if not found:
+    programs = tools()
+    if not programs:
         raise Missing("nvcc or nvdisasm is not there: make extras brings the latter")
     with tempfile.TemporaryDirectory() as folder:
         cubin = str(Path(folder, "kernels.cubin"))
         source = ("-I", str(ROOT / "csrc"), str(ROOT / "csrc/cuda/kernels.cu"), "-o", cubin)
         options = ("-O3", "-std=c++17", f"-arch=sm_{arch}", "-cubin", "-Xptxas=-v")
-        said = _run(found[0], *options, *source)
-        widths = _widths(_run(found[1], cubin))
+        output = _run(programs[0], *options, *source)
+        widths = _widths(_run(programs[1], cubin))
     rows = []
-    for part in re.split(r"Compiling entry function", said)[1:]:
+    for part in re.split(r"Compiling entry function", output)[1:]:
         name, stores, loads, registers = _properties(part)
         rows.append(
             {
@@ -90,27 +92,27 @@ def measure(arch: int) -> tuple[dict, ...]:
     return tuple(sorted(rows, key=lambda row: row["kernel"]))
 
 
-def _properties(said: str) -> tuple[str, int, int, int]:
+def _properties(output: str) -> tuple[str, int, int, int]:
     """Read the properties of a kernel, and not of the functions that it calls."""
-    name = re.search(r"'(\w+)'", said)
-    used = re.search(r"Used (\d+) registers", said)
+    name = re.search(r"'(\w+)'", output)
+    used = re.search(r"Used (\d+) registers", output)
     spills = name and re.search(
         rf"properties for {name[1]}\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes",
-        said,
+        output,
     )
     if not (name and used and spills):
-        raise RuntimeError(f"ptxas said something else:\n{said}")
+        raise RuntimeError(f"ptxas said something else:\n{output}")
     return name[1], int(spills[1]), int(spills[2]), int(used[1])
 
 
 def table(results: dict) -> str:
     """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
-    found: dict[str, list[dict]] = {}
+    by_kernel: dict[str, list[dict]] = {}
     for row in results["rows"]:
-        found.setdefault(row["kernel"], []).append(row)
+        by_kernel.setdefault(row["kernel"], []).append(row)
     lines = []
-    for kernel, rows in found.items():
+    for kernel, rows in by_kernel.items():
         cells = [
             f"{row['registers']}" + (f" ({row['spilled']} B spilled)" if row["spilled"] else "")
             for row in rows

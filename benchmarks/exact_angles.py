@@ -106,16 +106,16 @@ def near_quarter_turns(quarter: int, low: int, high: int, count: int) -> list[in
     g = quarter / 2^PLACES. In [low, high), their multiples and sums are tried.
     """
     one = 1 << PLACES
-    found, before, now = set(), 0, 1
+    positions, before, now = set(), 0, 1
     a, b = one, quarter % one
     while b and now < high:
         first = max(1, -(-low // now))
         for step in range(first, first + count):
-            found |= {step * now, step * now + before}
+            positions |= {step * now, step * now + before}
         quotient = a // b
         a, b = b, a % b
         before, now = now, quotient * now + before
-    inside = [m for m in found if low <= m < high]
+    inside = [m for m in positions if low <= m < high]
 
     def distance(m: int) -> int:
         part = m * quarter % one

@@ -66,11 +66,11 @@ def print_row(row: dict[str, Any], interpreted: bool) -> bool:
     if "ended" in row:
         print(f"  {row['name']} gave its results, and then {row['ended']}")
     right = True
-    for found in row.get("checks", ()):
-        ok = found["error"] <= 1
+    for check in row.get("checks", ()):
+        ok = check["error"] <= 1
         right &= ok
-        error = f"{found['error']:.2f} of the bound, {found['largest']:.1e} absolute"
-        print(f"  {'ok' if ok else 'WRONG':5} {found['name']}{where}: {error}")
+        error = f"{check['error']:.2f} of the bound, {check['largest']:.1e} absolute"
+        print(f"  {'ok' if ok else 'WRONG':5} {check['name']}{where}: {error}")
     first = row["name"].startswith("first")  # the timed row shows its errors again
     for name, error in () if first else row.get("errors", {}).items():
         print(f"    {name}: {error}")
@@ -99,11 +99,11 @@ def _times(seconds: Any, memory: Any) -> list[str]:
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:
     """Return {phase: {name: x}} as {"phase, name": x}; other values stay as they are."""
-    found = {}
+    flat = {}
     for name, value in nested.items():
         inner = value if isinstance(value, dict) else {"": value}
-        found |= {f"{name}, {each}".removesuffix(", "): x for each, x in inner.items()}
-    return found
+        flat |= {f"{name}, {each}".removesuffix(", "): x for each, x in inner.items()}
+    return flat
 
 
 # ---- all of it -----------------------------------------------------------------------------------

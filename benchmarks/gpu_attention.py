@@ -68,37 +68,37 @@ def problem(place: Place, d: int, length: int) -> Problem:
 # ---- ways ----------------------------------------------------------------------------------------
 
 
-def ways(place: Place, given: Problem) -> dict[str, Callable[[], Way]]:
+def ways(place: Place, inputs: Problem) -> dict[str, Callable[[], Way]]:
     """Return, by name, what makes each function of q, k and v that can run at this length."""
-    attention, table, length = place.attention(), given.table, given.q.shape[2]
+    attention, table, length = place.attention(), inputs.table, inputs.q.shape[2]
     makers = {
         OURS: lambda: functools.partial(attention, p=table),
         PLAIN: lambda: attention,
-        FLEX: lambda: _flex(place, given),
+        FLEX: lambda: _flex(place, inputs),
         CUDNN: lambda: _sdpa(SDPBackend.CUDNN_ATTENTION),
         FLASH: lambda: _sdpa(SDPBackend.FLASH_ATTENTION),
         FLEX_PLAIN: lambda: _flex_plain(place, length),
-        BAND: lambda: _flex_band(place, given),
-        DENSE: lambda: _dense(given),
-        EAGER: lambda: _eager(given),
+        BAND: lambda: _flex_band(place, inputs),
+        DENSE: lambda: _dense(inputs),
+        EAGER: lambda: _eager(inputs),
     }
-    found = {name: makers[name] for name in WAYS if length <= LONGEST.get(name, length)}
-    if length <= _rows(given).shape[0]:
-        found.pop(BAND)  # no distance is beyond the table
-    return found
+    chosen = {name: makers[name] for name in WAYS if length <= LONGEST.get(name, length)}
+    if length <= _rows(inputs).shape[0]:
+        chosen.pop(BAND)  # no distance is beyond the table
+    return chosen
 
 
-def _rows(given: Problem) -> Tensor:
+def _rows(inputs: Problem) -> Tensor:
     """Return the rows of the table from delta = 0 on, in q's dtype."""
-    return given.table.tensors(given.q.dtype, given.q.device)[0]
+    return inputs.table.tensors(inputs.q.dtype, inputs.q.device)[0]
 
 
-def _scaled(given: Problem) -> Tensor:
+def _scaled(inputs: Problem) -> Tensor:
     """Return the rows of the table, scaled like the scores.
 
     Scaling the products instead is not possible: torch 2.13 cannot compile it for the CPU.
     """
-    return _rows(given) / math.sqrt(given.q.shape[-1])
+    return _rows(inputs) / math.sqrt(inputs.q.shape[-1])
 
 
 def _sdpa(backend: SDPBackend) -> Way:
@@ -149,10 +149,10 @@ def _term(q: Tensor, p: Tensor) -> Callable[..., Tensor]:
     return score
 
 
-def _flex(place: Place, given: Problem) -> Way:
+def _flex(place: Place, inputs: Problem) -> Way:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    p, length = _scaled(given), given.q.shape[2]
+    p, length = _scaled(inputs), inputs.q.shape[2]
     mask = create_block_mask(_causal, None, None, length, length, device=place.device)
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -161,10 +161,10 @@ def _flex(place: Place, given: Problem) -> Way:
     return _compiled(place, way)
 
 
-def _flex_band(place: Place, given: Problem) -> Way:
+def _flex_band(place: Place, inputs: Problem) -> Way:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    p, length = _scaled(given), given.q.shape[2]
+    p, length = _scaled(inputs), inputs.q.shape[2]
     count = p.shape[0]
     sizes = (None, None, length, length)
 
@@ -187,8 +187,8 @@ def _flex_band(place: Place, given: Problem) -> Way:
     return _compiled(place, way)
 
 
-def _dense(given: Problem) -> Way:
-    p, length = _rows(given), given.q.shape[2]
+def _dense(inputs: Problem) -> Way:
+    p, length = _rows(inputs), inputs.q.shape[2]
     hidden = torch.ones(length, length, dtype=torch.bool, device=p.device).triu(1)
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -199,10 +199,10 @@ def _dense(given: Problem) -> Way:
     return way
 
 
-def _eager(given: Problem) -> Way:
+def _eager(inputs: Problem) -> Way:
     from wavepe.ops._attention_composed import composed
 
-    p = _rows(given)
+    p = _rows(inputs)
     return lambda q, k, v: composed(q, k, v, p)[0]
 
 
@@ -217,17 +217,22 @@ def row(
     A difference is the distance of out or dq from wavepe's. A way that fails has an error instead
     of figures. With `once` every way runs once without timing, to fill the compilers' caches.
     """
-    given = problem(place, d, length)
-    place.needs_kernel(given.q)
-    found: dict[str, Any] = {"d": d, "length": length, "shape": list(given.q.shape), "errors": {}}
+    inputs = problem(place, d, length)
+    place.needs_kernel(inputs.q)
+    figures: dict[str, Any] = {
+        "d": d,
+        "length": length,
+        "shape": list(inputs.q.shape),
+        "errors": {},
+    }
     calls: dict[str, dict[str, Callable[[], Any]]] = {phase: {} for phase in PHASES}
     differs: dict[str, dict[str, float]] = {phase: {} for phase in PHASES}
     ours: dict[str, Tensor] = {}
-    for name, make in ways(place, given).items():
+    for name, make in ways(place, inputs).items():
         if name not in only:
             continue
         try:
-            for phase, call in zip(PHASES, _calls(make(), given), strict=True):
+            for phase, call in zip(PHASES, _calls(make(), inputs), strict=True):
                 result = call()[0]
                 if name == OURS:
                     ours[phase] = result
@@ -235,33 +240,33 @@ def row(
                     differs[phase][name] = _distance(result, ours[phase])
                 calls[phase][name] = call
         except Exception as error:  # torch or the GPU may not support a rival; the others go on
-            found["errors"][name] = brief(error)
+            figures["errors"][name] = brief(error)
         result = None  # so that it does not count in the memory of another way
     if once:
-        return found
-    found |= {"differs": differs, "seconds": {}, "memory": {}, "ratios": {}}
+        return figures
+    figures |= {"differs": differs, "seconds": {}, "memory": {}, "ratios": {}}
     rounds = 1 if place.emulated else ROUNDS
     for phase, phase_calls in calls.items():
         seconds = time_calls(phase_calls, place.device, rounds)
-        found["seconds"][phase] = seconds
-        found["memory"][phase] = {
+        figures["seconds"][phase] = seconds
+        figures["memory"][phase] = {
             n: extra_memory(call, place.device) for n, call in phase_calls.items()
         }
-        found["ratios"][phase] = {
+        figures["ratios"][phase] = {
             name: seconds[over] / seconds[under]
             for name, (over, under) in RATIOS.items()
             if over in seconds and under in seconds
         }
-    return found
+    return figures
 
 
 def _distance(x: Tensor, y: Tensor) -> float:
     return ((x - y).float().norm() / y.float().norm()).item()
 
 
-def _calls(way: Way, given: Problem) -> list[Callable[[], Any]]:
+def _calls(way: Way, inputs: Problem) -> list[Callable[[], Any]]:
     """Return the call of each phase: one returns (out,), the other (dq, dk, dv)."""
-    q, k, v, grad, _ = given
+    q, k, v, grad, _ = inputs
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
     def forward() -> tuple[Tensor]:

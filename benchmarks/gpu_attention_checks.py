@@ -110,18 +110,18 @@ def judged(
 
 
 def outputs(
-    function: Callable[..., Any], given: dict[str, Any], grads: list[Tensor]
+    function: Callable[..., Any], tensors: dict[str, Any], grads: list[Tensor]
 ) -> dict[str, Tensor]:
     """Return out, lse and every gradient, by name."""
-    given = dict(given)
+    tensors = dict(tensors)
     leaves = {
-        name: given[name].detach().requires_grad_()
+        name: tensors[name].detach().requires_grad_()
         for name in DIFFERENTIABLE
-        if isinstance(given.get(name), Tensor)
+        if isinstance(tensors.get(name), Tensor)
     }
-    out, lse = function(**given | leaves)
-    found = torch.autograd.grad((out, lse), list(leaves.values()), grads)
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(leaves, found, strict=True))}
+    out, lse = function(**tensors | leaves)
+    gradients = torch.autograd.grad((out, lse), list(leaves.values()), grads)
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
 def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Check]:
@@ -132,25 +132,25 @@ def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[
         return
     if name.endswith("d 256"):  # which has no kernels for float32
         dtypes = tuple(dtype for dtype in dtypes if dtype != torch.float32)
-    found: dict[torch.dtype, list[Triple]] = {dtype: [] for dtype in dtypes}
+    by_dtype: dict[torch.dtype, list[Triple]] = {dtype: [] for dtype in dtypes}
     for size in [TOY] if place.emulated else SIZES.get(name, [Size()]):
         for dtype, triples in _case(place, name, size, dtypes):
-            found[dtype] += triples
+            by_dtype[dtype] += triples
     for dtype in dtypes:
-        yield worst(f"attention: {name}", dtype, found[dtype])
+        yield worst(f"attention: {name}", dtype, by_dtype[dtype])
 
 
 def draw(name: str, size: Size) -> tuple[dict[str, Any], list[Tensor]]:
     """Return the arguments of a case, and the incoming gradients of out and lse."""
     s, generator = size, torch.Generator().manual_seed(SEED)
     shapes = {"q": (s.heads, s.m), "k": (s.key_heads, s.n), "v": (s.key_heads, s.n)}
-    given: dict[str, Any] = {
+    tensors: dict[str, Any] = {
         which: numbers(s.batch, *shape, s.d, generator=generator) for which, shape in shapes.items()
     }
     grads = [numbers(s.batch, s.heads, s.m, s.d, generator=generator)]
     grads.append(torch.randn(s.batch, s.heads, s.m, generator=generator).double())
     build = CASES[name] if name in CASES else CASES[name.split(",")[0]]
-    return {"p": None, **given, **build(s, generator)}, grads
+    return {"p": None, **tensors, **build(s, generator)}, grads
 
 
 def kernel_argument(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
@@ -164,20 +164,20 @@ def kernel_argument(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
 def _case(
     place: Place, name: str, size: Size, dtypes: tuple[torch.dtype, ...]
 ) -> Iterator[tuple[torch.dtype, list[Triple]]]:
-    given, grads = draw(name, size)
+    tensors, grads = draw(name, size)
     torch.manual_seed(SEED)
     seed = torch.randint(2**62, (), device=place.device).cpu()
-    exact = outputs(lambda **options: judged(seed=seed, **options), given, grads)
+    exact = outputs(lambda **options: judged(seed=seed, **options), tensors, grads)
     attention = place.attention()
     for dtype in dtypes:
-        options = {n: kernel_argument(place, n, x, dtype) for n, x in given.items()}
+        options = {n: kernel_argument(place, n, x, dtype) for n, x in tensors.items()}
         incoming = [
             kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
         ]
         place.needs_kernel(options["q"])
         torch.manual_seed(SEED)
-        found = outputs(lambda **o: attention(**o, return_lse=True), options, incoming)
-        yield dtype, [_triple(n, x, exact[n], dtype) for n, x in found.items()]
+        results = outputs(lambda **o: attention(**o, return_lse=True), options, incoming)
+        yield dtype, [_triple(n, x, exact[n], dtype) for n, x in results.items()]
 
 
 def _triple(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> Triple:
@@ -208,14 +208,14 @@ def _alone_dtype(place: Place) -> torch.dtype:
 def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Tensor]]:
     """Return a function that calls attention with a learned table, then with wavelets."""
     dtype = _alone_dtype(place)
-    given, grads = draw("learned table", TOY if place.emulated else Size(n=500, m=500))
+    tensors, grads = draw("learned table", TOY if place.emulated else Size(n=500, m=500))
     attention, table = place.attention(), wavelets(TOY if place.emulated else Size(n=500))
 
     def function(q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Any:
         first = attention(q, k, v, p=p)
         return attention(first, k, v, p=table, return_lse=True)
 
-    options = {n: kernel_argument(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
+    options = {n: kernel_argument(place, n, tensors[n], dtype) for n in ("q", "k", "v", "p")}
     incoming = [
         kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
     ]
@@ -223,9 +223,9 @@ def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Ten
     return function, options, incoming
 
 
-def _differing(found: dict[str, Tensor], want: dict[str, Tensor]) -> Iterator[Triple]:
+def _differing(results: dict[str, Tensor], want: dict[str, Tensor]) -> Iterator[Triple]:
     """Yield the number of elements that differ, which must be 0."""
-    for name, x in found.items():  # != also counts NaN
+    for name, x in results.items():  # != also counts NaN
         yield (x != want[name]).sum().double(), torch.zeros(()), 0.5
 
 
@@ -238,9 +238,9 @@ def _bits(place: Place) -> Iterator[Triple]:
 
 def _graph(place: Place) -> Iterator[Triple]:
     """Capture forward and backward in a CUDA graph on zeros, and replay it on the numbers."""
-    function, given, grads = _problem(place)
-    want = outputs(function, given, grads)
-    static = {name: x.clone().zero_() for name, x in given.items()}
+    function, tensors, grads = _problem(place)
+    want = outputs(function, tensors, grads)
+    static = {name: x.clone().zero_() for name, x in tensors.items()}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -250,7 +250,7 @@ def _graph(place: Place) -> Iterator[Triple]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = outputs(function, static, grads)
-    for name, x in given.items():
+    for name, x in tensors.items():
         static[name].copy_(x)
     for _ in range(2):
         graph.replay()
@@ -260,6 +260,6 @@ def _graph(place: Place) -> Iterator[Triple]:
 
 def _compiled(place: Place) -> Iterator[Triple]:
     """Compare a compiled function with the eager one."""
-    function, given, grads = _problem(place)
-    want = outputs(function, given, grads)
-    yield from _differing(outputs(torch.compile(function, fullgraph=True), given, grads), want)
+    function, tensors, grads = _problem(place)
+    want = outputs(function, tensors, grads)
+    yield from _differing(outputs(torch.compile(function, fullgraph=True), tensors, grads), want)

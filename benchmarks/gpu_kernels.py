@@ -71,8 +71,8 @@ def _rope(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
 def _rope_table(place: Place, dtype: torch.dtype) -> Iterator[Triple]:
     positions = torch.cat([torch.arange(100), 10 ** torch.arange(2, 10), torch.tensor([2**31])])
     inv_freq = torch.from_numpy(wavepe.rope_frequencies(128, 5e5)[0])
-    given: tuple[dict[str, Any], ...] = ({}, {"precision": "hf"}, {"attention_factor": 1.25})
-    for options in given:
+    several: tuple[dict[str, Any], ...] = ({}, {"precision": "hf"}, {"attention_factor": 1.25})
+    for options in several:
         with place.kernels_in_use():
             got = ops.rope_table(*place.to(positions, inv_freq), dtype=dtype, **options)
         want = ops.rope_table(positions, inv_freq, dtype=torch.float64, **options)
@@ -142,11 +142,11 @@ def _streams(place: Place) -> Iterator[Triple]:
         got = ops.rope(late, c, s)
     stream.synchronize()
     yield got, want, 1e-6
-    graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(there)
+    graph, source = torch.cuda.CUDAGraph(), torch.zeros_like(there)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        captured = ops.rope(given, c, s)
-    given.copy_(there)
+        captured = ops.rope(source, c, s)
+    source.copy_(there)
     graph.replay()
     torch.cuda.synchronize()
     yield captured, want, 1e-6

@@ -72,10 +72,10 @@ def rows(
             return {"name": name, "not_run": "the deadline came first"}
         began = time.perf_counter()
         try:
-            found = do(name, left() + GRACE)
+            figures = do(name, left() + GRACE)
         except Exception as error:
-            found = {"error": brief(error)}
-        return {"name": name, **found, "wall": time.perf_counter() - began}
+            figures = {"error": brief(error)}
+        return {"name": name, **figures, "wall": time.perf_counter() - began}
 
     if workers == 1:  # run in this thread
         yield from map(row, tasks)
@@ -91,8 +91,8 @@ def in_a_process(name: str, timeout: float) -> Row:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment, errors="replace"
     )
-    lines, said = done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
-    failed = f"exit code {done.returncode}: {said[-1] if said else 'nothing said'}"
+    lines, errors = done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
+    failed = f"exit code {done.returncode}: {errors[-1] if errors else 'nothing said'}"
     try:
         row = json.loads(lines[-1])
     except (IndexError, ValueError):
@@ -132,17 +132,17 @@ def in_this_process(place: Place, name: str, timeout: float) -> Row:
 
 
 def _checks(place: Place, name: str) -> Row:
-    found: Iterator[Check]
+    checks: Iterator[Check]
     if name == "kernels":
         from .gpu_kernels import check
 
-        found = check(place)
+        checks = check(place)
     else:
         from . import gpu_attention_checks
 
         dtypes = DTYPES[:1] if place.emulated else DTYPES
-        found = gpu_attention_checks.check(place, name, dtypes)
-    return {"checks": [{"name": c.name, "error": c.error, "largest": c.largest} for c in found]}
+        checks = gpu_attention_checks.check(place, name, dtypes)
+    return {"checks": [{"name": c.name, "error": c.error, "largest": c.largest} for c in checks]}
 
 
 def no_interpreter(place: Place) -> str:

@@ -83,8 +83,10 @@ def _step(model: Any, tokens: torch.Tensor, device: str) -> Callable[[], torch.T
 def compare(timeout: float) -> dict[str, Any]:
     """Return the seconds of the whole command on a GPU, with few steps."""
     command = [sys.executable, "-m", "wavepe", "compare"]
-    said = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=timeout)
-    if "--device" not in said.stdout:
+    help_text = subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, timeout=timeout
+    )
+    if "--device" not in help_text.stdout:
         return {"not_run": "wavepe compare has no --device"}
     with tempfile.TemporaryDirectory() as folder:
         words = ["--device", "cuda", "--steps", str(STEPS), "--out", folder]

@@ -61,14 +61,14 @@ def read(file: Path) -> dict[str, Any]:
     cells: dict[str, dict[str, str]] = {}
     versions: dict[str, str] = {}
     for case in cases:
-        found = TEST.fullmatch(case.get("name", ""))
-        if found is None or found[1] not in COLUMNS:
+        match = TEST.fullmatch(case.get("name", ""))
+        if match is None or match[1] not in COLUMNS:
             continue
         properties = {each.get("name"): each.get("value") for each in case.iter("property")}
         versions |= {key: properties[key] for key in ("transformers", "torch") if key in properties}
-        row = cells.setdefault(found[2], {})
-        if row.get(found[1]) not in ("fails", "not run"):
-            row[found[1]] = _outcome(case, properties)
+        row = cells.setdefault(match[2], {})
+        if row.get(match[1]) not in ("fails", "not run"):
+            row[match[1]] = _outcome(case, properties)
     if len(versions) != 2:
         raise Missing(f"{file} holds no results of tests/test_hf_situations.py with their versions")
     return {**versions, "families": dict(sorted(cells.items()))}

@@ -119,11 +119,11 @@ def inputs(size: Size) -> dict[str, torch.Tensor]:
 
 def forward_of(model: LlamaForCausalLM, size: Size) -> Callable[[], Any]:
     """Return a call that makes a forward pass."""
-    given = inputs(size)
+    batch = inputs(size)
 
     def call() -> torch.Tensor:
         with torch.no_grad():
-            return model(**given, use_cache=False).logits
+            return model(**batch, use_cache=False).logits
 
     return call
 
@@ -132,13 +132,13 @@ def step_of(
     model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, size: Size
 ) -> Callable[[], Any]:
     """Return a call that makes a training step."""
-    given = inputs(size)
-    labels = given["input_ids"]
+    batch = inputs(size)
+    labels = batch["input_ids"]
     if size.padded:
-        labels = labels.masked_fill(given["attention_mask"] == 0, -100)
+        labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
 
     def call() -> float:
-        loss = model(**given, labels=labels, use_cache=False).loss
+        loss = model(**batch, labels=labels, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -170,13 +170,13 @@ def compared(timings: dict[str, Timing]) -> dict:
 def times(models: dict[str, LlamaForCausalLM], size: Size, most: int) -> dict:
     """Time both phases of all contenders at one size; return the results by phase."""
     rounds = size.rounds(most)
-    found: dict[str, Any] = {**size._asdict()}
+    row: dict[str, Any] = {**size._asdict()}
     for phase in PHASES:
         calls = {name: call_of(model, phase, size) for name, model in models.items()}
         # If there are few rounds, the first one is the warm-up; the minimum leaves it out.
         timings = take_turns(calls, repeats=rounds, budget=120, warm_up=rounds > LEAST_ROUNDS)
-        found[phase] = compared(timings)
-    return found
+        row[phase] = compared(timings)
+    return row
 
 
 # ------------------------------------------------------------------ memory
@@ -201,10 +201,10 @@ def memory_here(name: str, sizes: Sequence[Size], layers: int, hidden: int) -> l
         forward_of(model, short)()
         step_of(model, optimizer, short)()
         model.eval()
-        found = {"forward": growth(forward_of(model, size))}
+        grown = {"forward": growth(forward_of(model, size))}
         model.train()
-        found["step"] = growth(step_of(model, optimizer, size))
-        rows.append({**size._asdict(), **found})
+        grown["step"] = growth(step_of(model, optimizer, size))
+        rows.append({**size._asdict(), **grown})
     return rows
 
 
@@ -269,8 +269,8 @@ def measure(args: argparse.Namespace) -> dict:
         del models
     for name in args.contenders:
         for row in memory(name, args):
-            (found,) = (r for r in rows if all(r[key] == row[key] for key in Size._fields))
-            found.setdefault("memory", {})[name] = {phase: row[phase] for phase in PHASES}
+            (timed,) = (r for r in rows if all(r[key] == row[key] for key in Size._fields))
+            timed.setdefault("memory", {})[name] = {phase: row[phase] for phase in PHASES}
         tell(f"memory, {name}")
     shape = {"layers": args.layers, "hidden": args.hidden, "heads": args.hidden // HEAD_SIZE}
     return {"environment": about, "sizes": shape, "vocabulary": VOCABULARY, "rows": rows}
@@ -300,14 +300,14 @@ def memory_table(results: dict) -> str:
 
 
 def _table(
-    results: dict, value: Callable[[dict, str, str], float], said: Callable[[float], str]
+    results: dict, value: Callable[[dict, str, str], float], written: Callable[[float], str]
 ) -> str:
     names = list(results["rows"][0]["memory"])
     lines = [f"| sequences x length | | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
     for row in results["rows"]:
         for phase, words in PHASES.items():
             first, *values = [value(row, phase, name) for name in names]
-            cells = [said(first), *(f"{said(each)} ({each / first:.2f})" for each in values)]
+            cells = [written(first), *(f"{written(each)} ({each / first:.2f})" for each in values)]
             lines.append(f"| {label(row)} | {words} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

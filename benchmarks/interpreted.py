@@ -36,11 +36,11 @@ class _Interpreted(torch.autograd.Function):
         wanted = [ctx.needs_input_grad[call._fields.index(name)] for name in ("p", "bias")]
         saved = (grad_out, grad_lse, *ctx.saved_tensors)
         grads = gpu.backward(*saved, *ctx.arguments, *wanted)
-        found = dict(zip(("q", "k", "v", "p", "q_rel", "bias"), grads, strict=True))
+        gradients = dict(zip(("q", "k", "v", "p", "q_rel", "bias"), grads, strict=True))
         if call.sinks is not None:
-            found["sinks"] = sinks_gradient(call.sinks, *saved)
-        given = {name: x for name, x in found.items() if getattr(call, name) is not None}
-        return tuple(given.get(name) for name in call._fields)
+            gradients["sinks"] = sinks_gradient(call.sinks, *saved)
+        needed = {name: x for name, x in gradients.items() if getattr(call, name) is not None}
+        return tuple(needed.get(name) for name in call._fields)
 
 
 def interpreted(

@@ -35,7 +35,7 @@ def set_threads(count: int) -> bool:
     NumPy, always use one thread.
     """
     torch.set_num_threads(count)
-    found = False
+    is_set = False
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     for path in {line.split()[-1] for line in lines if "openblas" in line}:
@@ -43,8 +43,8 @@ def set_threads(count: int) -> bool:
         for name in _BLAS:
             if hasattr(library, name):
                 getattr(library, name)(count)
-                found = True
-    return found
+                is_set = True
+    return is_set
 
 
 class Rates:

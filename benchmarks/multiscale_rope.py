@@ -62,8 +62,8 @@ def turns(length: int, d: int) -> tuple[dict[str, Turn], dict[str, int]]:
         return rope(q, k)
 
     tables = cos.nbytes + sin.nbytes
-    found = {"rope": rope, "matrices": by_matrices, "prefix sums": by_prefix_sums}
-    return found, {"rope": tables, "matrices": held.nbytes, "prefix sums": tables}
+    functions = {"rope": rope, "matrices": by_matrices, "prefix sums": by_prefix_sums}
+    return functions, {"rope": tables, "matrices": held.nbytes, "prefix sums": tables}
 
 
 def error(turn: Turn, x: Inputs) -> float:
@@ -71,8 +71,8 @@ def error(turn: Turn, x: Inputs) -> float:
     few = slice(min(64, x.length))
     exact = np.stack([multiscale_rope_matrix(m, x.q.shape[-1]) for m in range(few.stop)])
     worst = 0.0
-    for got, given in zip(turn(x.q, x.k), (x.q, x.k), strict=True):
-        right = np.einsum("nij,hnj->hni", exact, given[0, :, few].double().numpy())
+    for got, source in zip(turn(x.q, x.k), (x.q, x.k), strict=True):
+        right = np.einsum("nij,hnj->hni", exact, source[0, :, few].double().numpy())
         apart = np.abs(got[0, :, few].double().numpy() - right).max()
         worst = max(worst, float(apart / np.abs(right).max()))
     return worst
@@ -81,18 +81,18 @@ def error(turn: Turn, x: Inputs) -> float:
 def row(heads: int, length: int, d: int, repeats: int) -> dict:
     """Measure every way at one length; return the row."""
     x = Inputs.make(heads, length, d)
-    found, held = turns(length, d)
+    functions, held = turns(length, d)
     known = ops.relative_table(x.p)
     attend: dict[str, Callable] = {"none": ops.attention}
     attend["wavelet"] = lambda q, k, v: ops.attention(q, k, v, p=known)
-    for name, turn in found.items():
+    for name, turn in functions.items():
         attend[name] = lambda q, k, v, turn=turn: ops.attention(*turn(q, k), v)
     leaves = trained(x, "q", "k", "v")
     calls: dict[tuple[str, str], Callable] = {}
     for name in WAYS:
         calls["forward", name] = lambda call=attend[name]: call(x.q, x.k, x.v)
         calls["with gradients", name] = with_gradients(attend[name], leaves, x.grad)
-    for name, turn in found.items():
+    for name, turn in functions.items():
         calls["q and k alone", name] = lambda turn=turn: turn(x.q, x.k)
     timings = take_turns(calls, repeats=repeats, budget=120, warm_up=2)
     return {
@@ -104,7 +104,7 @@ def row(heads: int, length: int, d: int, repeats: int) -> dict:
             kind: {name: timings[kind, name].summary() for k, name in timings if k == kind}
             for kind in dict.fromkeys(kind for kind, _ in timings)
         },
-        "errors": {name: error(found[name], x) for name in ("matrices", "prefix sums")},
+        "errors": {name: error(functions[name], x) for name in ("matrices", "prefix sums")},
     }
 
 

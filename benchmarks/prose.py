@@ -51,24 +51,24 @@ def text_of(page: str) -> str:
 
 def books(folder: Path, names: Sequence[str] = BOOKS) -> list[Path]:
     """Fetch Debian's packages; return a text file for each, with form feeds between documents."""
-    found = []
+    paths = []
     for name in names:
-        found.append(folder / "books" / f"{name}.txt")
-        if found[-1].exists():
+        paths.append(folder / "books" / f"{name}.txt")
+        if paths[-1].exists():
             continue
-        found[-1].parent.mkdir(exist_ok=True)
+        paths[-1].parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as place:
             quiet = ["-qq", "-o", "APT::Sandbox::User=root"]  # root may not be able to write here
             subprocess.run(["apt-get", *quiet, "download", name], cwd=place, check=True)
             (package,) = Path(place).glob("*.deb")
             subprocess.run(["dpkg-deb", "-x", package, place], check=True)
-            found[-1].write_text("\f".join(documents(Path(place))), "utf-8")
-    return found
+            paths[-1].write_text("\f".join(documents(Path(place))), "utf-8")
+    return paths
 
 
 def documents(place: Path) -> list[str]:
     """Return the different texts of some length in a folder."""
-    found: dict[str, str] = {}
+    by_beginning: dict[str, str] = {}
     for path in sorted(place.rglob("*")):
         name = path.name.removesuffix(".gz")
         wanted = name.endswith((".html", ".htm", ".xhtml", ".txt"))
@@ -78,15 +78,15 @@ def documents(place: Path) -> list[str]:
         text = stored.decode("utf-8", "replace")
         text = text if name.endswith(".txt") else text_of(text)
         if len(text) >= 2000:
-            found.setdefault(text[:3000], text.replace("\f", ""))
-    return list(found.values())
+            by_beginning.setdefault(text[:3000], text.replace("\f", ""))
+    return list(by_beginning.values())
 
 
 def texts(files: Sequence[Path]) -> list[str]:
     """Return the documents of the files, in a random order."""
-    found = [text for file in files for text in file.read_text("utf-8").split("\f")]
-    random.Random(0).shuffle(found)
-    return found
+    documents = [text for file in files for text in file.read_text("utf-8").split("\f")]
+    random.Random(0).shuffle(documents)
+    return documents
 
 
 if __name__ == "__main__":

@@ -119,23 +119,23 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
             tokenizer=tokenizer,
             bf16=args.bf16,
         )
-        found = done.perplexity
-        note("stock", perplexity=found["stock"])
-        if "control" in found:
-            note("control", perplexity=found["control"])
+        perplexity = done.perplexity
+        note("stock", perplexity=perplexity["stock"])
+        if "control" in perplexity:
+            note("control", perplexity=perplexity["control"])
         note(
             arm.name,
             encoding=done.encoding,
             recipe=arm.recipe,
             seconds=done.seconds,
-            swapped=found["swapped"],
-            perplexity=found["adapted"],
+            swapped=perplexity["swapped"],
+            perplexity=perplexity["adapted"],
         )
     if "yarn" not in known and not args.arms:
         with wavepe.hf.patched(stock, YARN):
             test = ids[-args.held_out :]
-            found = {n: wavepe.analysis.perplexity(stock, test, n) for n in args.lengths}
-        note("yarn", encoding=YARN, perplexity=found)
+            perplexity = {n: wavepe.analysis.perplexity(stock, test, n) for n in args.lengths}
+        note("yarn", encoding=YARN, perplexity=perplexity)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

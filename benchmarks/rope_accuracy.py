@@ -203,12 +203,16 @@ def judged(theta: float, count: int, bounds: Sequence[int]) -> list[dict]:
         exact.nearest = 1.0
         right = exact(positions)
         made = {name: way(positions) for name, way in ways.items()}
-        found = {name: errors(table, right) for name, table in made.items()}
+        judged_errors = {name: errors(table, right) for name, table in made.items()}
         ours = made[wavepe.variant()]
-        found["from theta"] = errors(ours, others["from theta"](positions))
-        found["its own angles"] = errors(made["transformers"], others["its own angles"](positions))
-        found["wavepe"] = worst(found.pop(name) for name in wavepe.variants())
-        rows.append({"positions": positions.size, "nearest": exact.nearest, "errors": found})
+        judged_errors["from theta"] = errors(ours, others["from theta"](positions))
+        judged_errors["its own angles"] = errors(
+            made["transformers"], others["its own angles"](positions)
+        )
+        judged_errors["wavepe"] = worst(judged_errors.pop(name) for name in wavepe.variants())
+        rows.append(
+            {"positions": positions.size, "nearest": exact.nearest, "errors": judged_errors}
+        )
     return rows
 
 

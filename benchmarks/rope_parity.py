@@ -75,8 +75,8 @@ def configurations() -> list[Configuration]:
 
 def _parameters(rope_type: str, theta: float, partial: float = 1.0, **keys: Any) -> dict[str, Any]:
     part = {} if partial == 1 else {"partial_rotary_factor": partial}
-    given = {key: value for key, value in keys.items() if value is not Ellipsis}
-    return {"rope_type": rope_type, "rope_theta": theta, **part, **given}
+    parameters = {key: value for key, value in keys.items() if value is not Ellipsis}
+    return {"rope_type": rope_type, "rope_theta": theta, **part, **parameters}
 
 
 def _without_length() -> Iterator[Configuration]:
@@ -97,8 +97,8 @@ def _dynamic() -> Iterator[Configuration]:
     lengths = (None, 1, 4096, 4097, 10000, 131072)
     for dim, theta, length in itertools.product(DIMS, (1e4, 5e5), lengths):
         for partial, factor in ((1.0, 2.0), (0.5, 4.5), (1.0, 1)):
-            given = _parameters("dynamic", theta, partial, factor=factor)
-            yield Configuration(dim, given, length=length)
+            parameters = _parameters("dynamic", theta, partial, factor=factor)
+            yield Configuration(dim, parameters, length=length)
 
 
 def _yarn() -> Iterator[Configuration]:
@@ -116,8 +116,8 @@ def _yarn() -> Iterator[Configuration]:
     ]
     for dim, theta, variant in itertools.product(DIMS, (1e4, 1e6), variants):
         for factor, partial in ((4.0, 1.0), (40, 0.5)):
-            given = _parameters("yarn", theta, partial, factor=factor, **original, **variant)
-            yield Configuration(dim, given, max_length=int(4096 * factor))
+            parameters = _parameters("yarn", theta, partial, factor=factor, **original, **variant)
+            yield Configuration(dim, parameters, max_length=int(4096 * factor))
     for dim in DIMS:
         yield Configuration(dim, _parameters("yarn", 150000.0, factor=32.0))
         none = _parameters("yarn", 1e4, factor=None, **original)
@@ -136,10 +136,10 @@ def _longrope() -> Iterator[Configuration]:
         }
         for length in (None, 4096, 4097, 100000):
             for variant in ({}, {"factor": 16.0}, {"factor": 32.0}, {"attention_factor": 1.19}):
-                given = _parameters("longrope", theta, partial, **lists, **original, **variant)
-                yield Configuration(dim, given, max_length=131072, length=length)
-        given = _parameters("longrope", theta, partial, **lists, factor=4.0)
-        yield Configuration(dim, given, length=9000)
+                parameters = _parameters("longrope", theta, partial, **lists, **original, **variant)
+                yield Configuration(dim, parameters, max_length=131072, length=length)
+        parameters = _parameters("longrope", theta, partial, **lists, factor=4.0)
+        yield Configuration(dim, parameters, length=9000)
 
 
 def _llama3() -> Iterator[Configuration]:
@@ -147,7 +147,7 @@ def _llama3() -> Iterator[Configuration]:
         for factor, low, high in ((8.0, 1.0, 4.0), (32, 1, 4), (2.5, 0.5, 32.0)):
             bands = {"low_freq_factor": low, "high_freq_factor": high}
             for original in (8192, ...):
-                given = _parameters(
+                parameters = _parameters(
                     "llama3",
                     theta,
                     partial,
@@ -155,7 +155,7 @@ def _llama3() -> Iterator[Configuration]:
                     original_max_position_embeddings=original,
                     **bands,
                 )
-                yield Configuration(dim, given, max_length=131072)
+                yield Configuration(dim, parameters, max_length=131072)
 
 
 # ------------------------------------------------------------------ the two sides
@@ -220,17 +220,19 @@ def _old_config(case: Configuration) -> LlamaConfig | None:
 
 def is_known_exception(case: Configuration) -> bool:
     """Return whether 4.57 is known to differ from 5 in this configuration."""
-    given = case.parameters
-    original = given.get("original_max_position_embeddings")
-    if not OLD or case.rope_type != "longrope" or original is None or "factor" not in given:
+    parameters = case.parameters
+    original = parameters.get("original_max_position_embeddings")
+    if not OLD or case.rope_type != "longrope" or original is None or "factor" not in parameters:
         return False
-    return "attention_factor" not in given and given["factor"] != case.max_length / original
+    return (
+        "attention_factor" not in parameters and parameters["factor"] != case.max_length / original
+    )
 
 
 def differences(case: Configuration) -> dict[str, float] | None:
     """Return the largest differences of one configuration; None if transformers lacks it."""
-    found = theirs(case)
-    if found is None:
+    stock = theirs(case)
+    if stock is None:
         return None
     inv_freq, factor = wavepe.rope_frequencies(
         case.dim, scaling=case.parameters, length=case.length, max_length=case.max_length
@@ -239,13 +241,13 @@ def differences(case: Configuration) -> dict[str, float] | None:
         double, _ = theirs(case)
     if double.dtype != torch.float64:
         raise TypeError(f"{case}: transformers computed in {double.dtype}")
-    single = found[0].double().numpy()
+    single = stock[0].double().numpy()
     return {
         "inv_freq": _relative(inv_freq, single),
         "float64": _relative(inv_freq, double.numpy()),
         "rounding": _relative(double.numpy(), single),
-        "factor": _relative(np.array(factor), np.array(float(found[1]))),
-        "cos, sin": _tables(case, found[0], float(found[1])),
+        "factor": _relative(np.array(factor), np.array(float(stock[1]))),
+        "cos, sin": _tables(case, stock[0], float(stock[1])),
     }
 
 
@@ -286,10 +288,12 @@ LIMITS = {
 }
 
 
-def is_excused(found: dict[str, float]) -> bool:
+def is_excused(differences: dict[str, float]) -> bool:
     """Return whether only transformers' float32 rounding puts inv_freq above its bound."""
-    ours, own = found["inv_freq"], found["rounding"]
-    return ours > BOUND and found["float64"] <= BOUND_FLOAT64 and ours <= own * (1 + 1e-6)
+    ours, rounding = differences["inv_freq"], differences["rounding"]
+    return (
+        ours > BOUND and differences["float64"] <= BOUND_FLOAT64 and ours <= rounding * (1 + 1e-6)
+    )
 
 
 def compare() -> list[dict[str, Any]]:
@@ -300,16 +304,16 @@ def compare() -> list[dict[str, Any]]:
         start = {"type": case.rope_type, "known exception": known, "ok": True}
         start |= dict.fromkeys(("configurations", "excused", "absent"), 0)
         row = rows.setdefault((case.rope_type, known), {**start, **dict.fromkeys(LIMITS, 0.0)})
-        found = differences(case)
-        if found is None:
+        difference = differences(case)
+        if difference is None:
             row["absent"] += 1
             continue
         row["configurations"] += 1
-        row["excused"] += is_excused(found)
-        above = [key for key, limit in LIMITS.items() if not found[key] <= limit]
-        row["ok"] &= known or not above or (above == ["inv_freq"] and is_excused(found))
+        row["excused"] += is_excused(difference)
+        above = [key for key, limit in LIMITS.items() if not difference[key] <= limit]
+        row["ok"] &= known or not above or (above == ["inv_freq"] and is_excused(difference))
         for key in LIMITS:
-            row[key] = max(row[key], found[key])
+            row[key] = max(row[key], difference[key])
     return list(rows.values())
 
 

@@ -120,7 +120,7 @@ CALLS = (square, square, square, cached, one_query, relative_bias, rope)
 
 def digests(count: int) -> dict[str, str]:
     """Return, for each random call of the current variant, its name and a hash of its results."""
-    found = {}
+    by_call = {}
     for seed in range(count):
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         call = CALLS[seed % len(CALLS)]
@@ -128,8 +128,8 @@ def digests(count: int) -> dict[str, str]:
         together = hashlib.sha256()
         for x in results:
             together.update(x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        found[f"{call.__name__} {kind} {seed}"] = together.hexdigest()[:16]
-    return found
+        by_call[f"{call.__name__} {kind} {seed}"] = together.hexdigest()[:16]
+    return by_call
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -139,15 +139,15 @@ def main(arguments: list[str] | None = None) -> None:
     add_json(parser)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = {}
+    by_variant = {}
     for variant in wavepe.variants():
         wavepe.use_variant(variant)
-        found[variant] = digests(args.count)
-    keep(found, args.json)
+        by_variant[variant] = digests(args.count)
+    keep(by_variant, args.json)
     if not args.against:
         return
     before, failed = json.loads(args.against.read_text("utf-8")), False
-    for variant, calls in found.items():
+    for variant, calls in by_variant.items():
         other = before.get(variant, {})
         changed = [name for name, digest in calls.items() if other.get(name) != digest]
         failed |= bool(changed)

@@ -82,8 +82,8 @@ def position_term(call: dict) -> Tensor:
         term -= call["slopes"].float()[:, None, None] * distances
     if call.get("bias") is not None:
         bias = call["bias"].float()
-        given = call.get("bias_first", 0), call.get("bias_beyond", "zero")
-        values = rows_at(bias[..., None], *given, distances)[..., 0]  # (n,) or (H, n)
+        place = call.get("bias_first", 0), call.get("bias_beyond", "zero")
+        values = rows_at(bias[..., None], *place, distances)[..., 0]  # (n,) or (H, n)
         term += values.expand(heads, n)[:, None]
     p, first, beyond = (call.get(key) for key in ("p", "first", "beyond"))
     if isinstance(p, ops.RelativeTable):
@@ -149,9 +149,9 @@ def parts_of(call: dict) -> dict[str, list[float]]:
     }
     edges = edges_of(n)
     bins = [slice(*pair) for pair in itertools.pairwise(edges)]
-    found = {name: [values[b].mean().item() for b in bins] for name, values in means.items()}
-    found["weight"] = [weights[..., b].sum(-1).mean().item() for b in bins]
-    return found
+    by_distance = {name: [values[b].mean().item() for b in bins] for name, values in means.items()}
+    by_distance["weight"] = [weights[..., b].sum(-1).mean().item() for b in bins]
+    return by_distance
 
 
 def measured(folder: Path, text: np.ndarray, length: int, sequences: int) -> dict:
@@ -175,10 +175,10 @@ def table(kept: dict) -> str:
     shown = (1, trained // 4, trained, edges[-1] // 2)
     heads = [f"position at {distance}" for distance in shown]
     rows = []
-    for name, found in kept["models"].items():
+    for name, parts in kept["models"].items():
         at = map(edges.index, shown)
-        cells = [f"{found['position'][i]:.1f} ± {found['of_query'][i]:.1f}" for i in at]
-        far = sum(found["weight"][edges.index(trained) :])
+        cells = [f"{parts['position'][i]:.1f} ± {parts['of_query'][i]:.1f}" for i in at]
+        far = sum(parts["weight"][edges.index(trained) :])
         rows.append((f"`{name}`", *cells, f"{100 * far:.0f} %"))
     return markdown(("encoding", *heads, f"weight beyond {trained}"), rows)
 
@@ -193,9 +193,9 @@ def draw(kept: dict, path: Path) -> None:
     ticks = [1, length // 8, length, 8 * length]
     for axes in grid.flat[len(models) :]:
         axes.set_axis_off()
-    for axes, (name, found) in zip(grid.flat, models.items(), strict=False):
-        position, spread = (np.array(found[key]) for key in ("position", "of_query"))
-        axes.plot(middles, found["content"], color=COLOURS[0], label="content")
+    for axes, (name, parts) in zip(grid.flat, models.items(), strict=False):
+        position, spread = (np.array(parts[key]) for key in ("position", "of_query"))
+        axes.plot(middles, parts["content"], color=COLOURS[0], label="content")
         axes.plot(middles, position, color=COLOURS[1], label="position, mean of the queries")
         axes.fill_between(
             middles, position - spread, position + spread, color=COLOURS[1], alpha=0.2,

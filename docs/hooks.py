@@ -78,8 +78,8 @@ log = get_plugin_logger("docs")
 
 def on_config(config: MkDocsConfig) -> None:
     """Take the addresses from [project.urls], the one place that has them."""
-    found = addresses(ROOT)
-    config.site_url, config.repo_url = found.get("Documentation"), found.get("Repository")
+    urls = addresses(ROOT)
+    config.site_url, config.repo_url = urls.get("Documentation"), urls.get("Repository")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -132,8 +132,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return match[0]
 
     if first := FIRST.search(html):
-        said = " ".join(characters.unescape(re.sub("<.*?>", "", first[1])).split())
-        page.meta.setdefault("description", re.split(r"(?<=[.:])\s", said)[0].rstrip(":"))
+        description = " ".join(characters.unescape(re.sub("<.*?>", "", first[1])).split())
+        page.meta.setdefault("description", re.split(r"(?<=[.:])\s", description)[0].rstrip(":"))
     html = TARGET.sub(linked, html)
     html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
     html = PICTURE.sub(r'<a href="\1">\g<0></a>', html)  # on a phone a picture is small
@@ -159,13 +159,13 @@ def _formula(match: re.Match, place: str) -> str:
     if match["word"]:  # not $b=$a: GitHub, too, wants no letter behind the second sign
         return f"${match['tex']}${match['word']}"
     try:
-        found = convert(tex, display="block" if tag == "div" else "inline")
+        mathml = convert(tex, display="block" if tag == "div" else "inline")
     except Exception as error:  # each mistake in TeX has a class of its own
-        found = f"\\{type(error).__name__}"
-    if "\\" in found:  # a command that latex2mathml does not know stays as it is
+        mathml = f"\\{type(error).__name__}"
+    if "\\" in mathml:  # a command that latex2mathml does not know stays as it is
         log.warning(f"{place} has a formula that cannot be drawn: {tex}")
-    found = FUNCTION.sub(r'\g<0><mspace width="0.167em" />', found)
-    return f'<{tag} class="arithmatex">{found}</{tag}>'
+    mathml = FUNCTION.sub(r'\g<0><mspace width="0.167em" />', mathml)
+    return f'<{tag} class="arithmatex">{mathml}</{tag}>'
 
 
 def _to(place: str, page: str) -> str:
@@ -245,12 +245,12 @@ def commands() -> str:
     os.environ["COLUMNS"] = "88"  # where argparse breaks lines
     parts = []
     for command in ("", *wavepe.cli.COMMANDS):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        help_text = io.StringIO()
+        with contextlib.redirect_stdout(help_text):
             code = wavepe.cli.main([*command.split(), "--help"])
         if code:
             raise PluginError(f"wavepe {command} --help failed")
-        parts.append(f"## wavepe {command}".rstrip() + f"\n\n```text\n{said.getvalue()}```")
+        parts.append(f"## wavepe {command}".rstrip() + f"\n\n```text\n{help_text.getvalue()}```")
     return "\n\n".join(parts)
 
 

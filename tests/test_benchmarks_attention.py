@@ -93,8 +93,8 @@ def test_bias_beside_slopes_and_nothing(gradients, dtype):
     case = bench_attention.bias(Inputs.make(2, 20, 16, dtype), gradients)
     assert case.judge(case.ours()).ok
     assert case.judge(case.rivals["dense"]()).ok
-    assert list(case.own) == ["slopes", "plain"]
-    for name, call in case.own.items():  # less than the case asks: no gradient of a bias
+    assert list(case.beside) == ["slopes", "plain"]
+    for name, call in case.beside.items():  # less than the case asks: no gradient of a bias
         out = call()[0] if gradients else call()
         assert name in case.floor
         assert not torch.equal(out, case.ours()[0] if gradients else case.ours())

@@ -37,12 +37,12 @@ def farthest(root: Path, spec: str) -> str:
     They are those of 300 steps without transfer and LoRA.
     """
     run = min(kept_results(root, "adapt"), key=lambda run: run["length"])
-    found = [
+    perplexities = [
         list(row["perplexity"].values())[-1]
         for row in run["rows"]
         if (row["spec"], row["steps"], row["transfer"], row["lora"]) == (spec, 300, 0, None)
     ]
-    return f"{statistics.fmean(found):.2f}"
+    return f"{statistics.fmean(perplexities):.2f}"
 
 
 # ---- a real model --------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def farthest(root: Path, spec: str) -> str:
 
 def real(run: dict[str, Any]) -> str:
     """Return the table of a run of benchmarks.real_model."""
-    rows, about, given = run["rows"], run["environment"], run["settings"]
+    rows, about, settings = run["rows"], run["environment"], run["settings"]
     rows = sorted(rows, key=lambda row: row["arm"] not in STOCK)
     lengths = list(rows[0]["perplexity"])
     lines = [f"| | recipe | {' | '.join(f'{n} tokens' for n in lengths)} | training |"]
@@ -60,11 +60,11 @@ def real(run: dict[str, Any]) -> str:
         cells = [f"{row['perplexity'][n]:.2f}" for n in lengths]
         took = f"{row['seconds']:.0f} s" if "seconds" in row else ""
         lines.append(f"| {named} | {row.get('recipe', '')} | {' | '.join(cells)} | {took} |")
-    steps = given["tokens"] // (given["length"] * given["batch"])
+    steps = settings["tokens"] // (settings["length"] * settings["batch"])
     words = (
-        f"{run['model']}: {given['tokens']:,} tokens of training in {steps} steps of "
-        f"{given['batch']} x {given['length']} tokens, rate {given['lr']:g}"
-        f"{', bfloat16' if given['bf16'] else ''}. {about.get('gpu') or about['cpu']}, torch "
+        f"{run['model']}: {settings['tokens']:,} tokens of training in {steps} steps of "
+        f"{settings['batch']} x {settings['length']} tokens, rate {settings['lr']:g}"
+        f"{', bfloat16' if settings['bf16'] else ''}. {about.get('gpu') or about['cpu']}, torch "
         f"{about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
         f"{commit_of(about)}."
     )
@@ -84,12 +84,12 @@ def small(run: dict[str, Any]) -> str:
     lines.append("|---|---:|---:|" + "---:|" * len(lengths))
     stock = {row["seed"]: row["stock"] for row in run["rows"]}
     lines.append(f"| stock model | | | {means(list(stock.values()))} |")
-    by_steps = sorted(arms.values(), key=lambda found: -found[0]["steps"])
-    for found in by_steps:
-        first = found[0]
+    by_steps = sorted(arms.values(), key=lambda arm: -arm[0]["steps"])
+    for arm in by_steps:
+        first = arm[0]
         named = f"`{_short(first['spec'])}`" if first["spec"] else STOCK["control"]
         lora = f", LoRA of rank {first['lora']}" if first["lora"] else ""
-        figures = means([row["perplexity"] for row in found])
+        figures = means([row["perplexity"] for row in arm])
         lines.append(
             f"| {named}{lora} | {first['steps']} | {first['transfer'] or '-'} | {figures} |"
         )
@@ -107,6 +107,6 @@ def _short(spec: str) -> str:
     """Return a spec with the number of pairs that rotate instead of many digits."""
     return re.sub(
         r"(?<=rope:fraction=)[\d.]{6,}",
-        lambda found: f"{int(float(found[0]) * PAIRS)}/{PAIRS}",
+        lambda match: f"{int(float(match[0]) * PAIRS)}/{PAIRS}",
         spec,
     )

@@ -91,19 +91,19 @@ def read(root: Path) -> list[dict[int, Rows]]:
 
     The machine that was measured last is the first. A kind of machine is a CPU and a variant.
     """
-    found: dict[tuple[str, str], dict[int, tuple]] = {}
+    by_row: dict[tuple[str, str], dict[int, tuple]] = {}
     for path in (root / RESULTS).glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
         if "machine" not in results or results["quick"]:
             continue
         about = results["environment"]
         if any(row["op"] == FORWARD for row in results["rows"]):
-            newest = found.setdefault((about["cpu"], about["variant"]), {})
+            newest = by_row.setdefault((about["cpu"], about["variant"]), {})
             dated = (about["date"], path.name, path, results)
             newest[about["threads"]] = max(newest.get(about["threads"], dated), dated)
-    complete = [newest for newest in found.values() if set(newest) >= set(THREADS)]
+    complete = [newest for newest in by_row.values() if set(newest) >= set(THREADS)]
     if not complete:
-        some = next(iter(found.values()), {})
+        some = next(iter(by_row.values()), {})
         threads = next(count for count in THREADS if count not in some)
         raise Missing(
             f"no results of attention with {threads} threads in {RESULTS}: "
@@ -223,12 +223,12 @@ def with_date(text: str, about: dict) -> str:
 
 def blocks(root: Path) -> dict[str, str]:
     machines = read(root)
-    found = {"times": times(machines), "bfloat16": bfloat16(machines), "others": others(machines)}
+    texts = {"times": times(machines), "bfloat16": bfloat16(machines), "others": others(machines)}
     for name in SHOWN:
         runs = kept(root, name)
         tables = (with_date(STUDIES[name].table(run), run["environment"]) for run in runs)
-        found[name] = "\n\n".join(tables)
-    return found
+        texts[name] = "\n\n".join(tables)
+    return texts
 
 
 # ------------------------------------------------------------------ pictures

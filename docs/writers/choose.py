@@ -51,8 +51,8 @@ def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
     def mean(row: str, factor: int) -> str:
         length = str(results["train_length"] * factor)
         runs = [run for run in results["runs"] if run["encoding"] == row]
-        found = [lookup(run, keys or ("perplexity",))[length] for run in runs]
-        return f"{statistics.fmean(found):.2f}"
+        figures = [lookup(run, keys or ("perplexity",))[length] for run in runs]
+        return f"{statistics.fmean(figures):.2f}"
 
     return mean
 
@@ -62,8 +62,8 @@ def learned(spec: str) -> int:
     encoding = wavepe.encoding(spec)
     if not encoding.learns:
         return 0
-    found = initial_parameters(encoding, HEAD_DIM, HEADS, HEAD_DIM * HEADS)
-    return sum(value.size for value in found.values())
+    parameters = initial_parameters(encoding, HEAD_DIM, HEADS, HEAD_DIM * HEADS)
+    return sum(value.size for value in parameters.values())
 
 
 def price(root: Path, spec: str) -> str:
@@ -71,15 +71,15 @@ def price(root: Path, spec: str) -> str:
 
     It is the range over the machines that were measured.
     """
-    found = []
+    ratios = []
     for results in kept_results(root, "attention-terms"):
         fastest = results["environment"]["variant"]
         for row in results["tables"]["nn.Attention"]:
             if (row["name"], row["variant"]) == (spec, fastest):
-                found.append(list(row["over_plain"].values())[-1])
-    if not found:
+                ratios.append(list(row["over_plain"].values())[-1])
+    if not ratios:
         raise Missing(f"no attention-terms-*.json in {RESULTS} has {spec}")
-    low, high = f"{min(found):.2f}", f"{max(found):.2f}"
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     times = low if low == high else f"{low} to {high}"
     return f"attention takes {times} times as long"
 
@@ -103,8 +103,8 @@ def checkpoints(root: Path) -> list[Case]:
     worse = [arms["yarn"][n] / arms["stock"][n] - 1 for n in arms["stock"] if int(n) <= int(full)]
     small_price = float(before(tuned_yarn, 1)) / float(before("rope", 1)) - 1
     lost = {
-        arm: arms[arm][four] / arms[own][full] - 1
-        for arm, own in (("plain", "control"), ("yarn", "stock"))
+        arm: arms[arm][four] / arms[baseline][full] - 1
+        for arm, baseline in (("plain", "control"), ("yarn", "stock"))
     }
     adapted = "rope:fraction=0.166667+wavelet:biases=true,projection=true"  # by `auto`
     (seconds,) = (row["seconds"] for row in real["rows"] if row["arm"] == "plain")

@@ -131,9 +131,12 @@ def _ratios(
     runs: Sequence[Mapping[str, Any]], one: str, rivals: Sequence[str], length: int
 ) -> list[float]:
     """Return the perplexity of `one` over that of the rival that is best on average, by seed."""
-    found: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
+    by_name: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
     for run in runs:
-        if run["encoding"] in found:
-            found[run["encoding"]][run["seed"]] = run["perplexity"][str(length)]
-    best = min((found[name] for name in rivals), key=lambda own: statistics.fmean(own.values()))
-    return [found[one][seed] / best[seed] for seed in found[one]]
+        if run["encoding"] in by_name:
+            by_name[run["encoding"]][run["seed"]] = run["perplexity"][str(length)]
+    best = min(
+        (by_name[name] for name in rivals),
+        key=lambda by_length: statistics.fmean(by_length.values()),
+    )
+    return [by_name[one][seed] / best[seed] for seed in by_name[one]]

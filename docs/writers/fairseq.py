@@ -29,10 +29,10 @@ def demo(results: dict) -> str:
     }
     lines = ["![Perplexity per word over the evaluated length](fairseq-demo.png)", ""]
     lines += ["Figures are perplexities per word. The best of each column is bold.", ""]
-    for protocol, said in protocols.items():
+    for protocol, words in protocols.items():
         runs = [run for run in results["runs"] if run["protocol"] == protocol]
         lengths = sorted(map(int, runs[0]["perplexity"]))
-        lines += [f"{said}:", ""]
+        lines += [f"{words}:", ""]
         lines += [markdown_table(runs, lengths, length)]
     seconds = {run["seconds"] for run in results["runs"]}
     package = "fairseq" if "fairseq" in about else "fairseq-fixed"

@@ -24,17 +24,17 @@ def exceptions(run: dict[str, Any]) -> str:
     families = run["families"]
     heading = f"**transformers {run['transformers']}** (torch {run['torch']}): "
     everything = f"all {len(COLUMNS)} situations work in all {len(families)} families"
-    found: dict[tuple[str, ...], list[str]] = {}  # outcome and families -> situations
+    by_outcome: dict[tuple[str, ...], list[str]] = {}  # outcome and families -> situations
     for name, situation in COLUMNS.items():
         outcomes = {family: row.get(name, "not run") for family, row in families.items()}
         for outcome in sorted(set(outcomes.values()) - {"right"}):
             where = (family for family in outcomes if outcomes[family] == outcome)
-            found.setdefault((outcome, *where), []).append(f"*{situation}*")
-    if not found:
+            by_outcome.setdefault((outcome, *where), []).append(f"*{situation}*")
+    if not by_outcome:
         return f"{heading}{everything}."
     rows = [
         ("; ".join(situations), outcome, ", ".join(where))
-        for (outcome, *where), situations in found.items()
+        for (outcome, *where), situations in by_outcome.items()
     ]
     words = f"{heading}{everything}, except these:"
     return f"{words}\n\n{table(('situation', 'result', 'families'), rows, 'l')}"

@@ -63,9 +63,9 @@ def _why(row: dict) -> str:
 def _checks(rows: list[dict]) -> list[str]:
     checks = [check for row in rows for check in row.get("checks", ())]
     wrong = [check for check in checks if not check["error"] <= 1]
-    found = f"{len(checks) - len(wrong)} of {len(checks)} checks are within their bounds"
+    sentence = f"{len(checks) - len(wrong)} of {len(checks)} checks are within their bounds"
     named = "; ".join(f"{c['name']} is off by {c['error']:.2g} bounds" for c in wrong)
-    return [wrapped(f"{found}{': ' + named if wrong else ''}.")] if checks else []
+    return [wrapped(f"{sentence}{': ' + named if wrong else ''}.")] if checks else []
 
 
 def _table(
@@ -88,23 +88,23 @@ def _table(
             else ""
             for way in ways
         ]
-        own = "" if ours is None else f"{of_ours * ours:.{2 if what == 'seconds' else 0}f}"
-        lines.append(f"| {row['d']} | {row['length']} | {own} | {' | '.join(cells)} |")
+        first = "" if ours is None else f"{of_ours * ours:.{2 if what == 'seconds' else 0}f}"
+        lines.append(f"| {row['d']} | {row['length']} | {first} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _training(rows: list[dict]) -> list[str]:
-    found = _of(rows, "training")
-    if not found:
+    trainings = _of(rows, "training")
+    if not trainings:
         return []
-    names = list(found[0]["seconds"])
+    names = list(trainings[0]["seconds"])
     lines = [f"| head size | {', ms | '.join(names)}, ms | {', MiB | '.join(names)}, MiB |"]
     lines.append("|---:|" + "---:|" * 2 * len(names))
-    for row in found:
+    for row in trainings:
         cells = [f"{1e3 * row['seconds'][name]:.2f}" for name in names]
         cells += [f"{row['memory'][name] / 2**20:.0f}" for name in names]
         lines.append(f"| {row['d']} | {' | '.join(cells)} |")
-    size = found[0]
+    size = trainings[0]
     words = (
         f"A training step of a Llama of {size['layers']} layers of {size['hidden']}, "
         f"{size['batch']} sequences of {size['length']} tokens, bfloat16 by autocast, AdamW:"
@@ -113,13 +113,13 @@ def _training(rows: list[dict]) -> list[str]:
 
 
 def _rope(rows: list[dict]) -> list[str]:
-    found = [each for row in _of(rows, "rope") for each in row["rows"]]
-    if not found:
+    timings = [each for row in _of(rows, "rope") for each in row["rows"]]
+    if not timings:
         return []
-    names = list(dict.fromkeys(name for row in found for name in row["seconds"]))
+    names = list(dict.fromkeys(name for row in timings for name in row["seconds"]))
     lines = [f"| dtype | length | {' | '.join(names)} |"]
     lines.append("|---|---:|" + "---:|" * len(names))
-    for row in found:
+    for row in timings:
         times = (row["seconds"].get(name) for name in names)
         cells = ["" if time is None else f"{1e6 * time:.1f}" for time in times]
         lines.append(f"| {row['dtype']} | {row['length']} | {' | '.join(cells)} |")
@@ -128,7 +128,7 @@ def _rope(rows: list[dict]) -> list[str]:
 
 def _left(rows: list[dict]) -> list[str]:
     """Return a line for `compare`, and a line for each row without figures."""
-    said = [
+    reasons = [
         f"`wavepe compare --device cuda --steps {row['steps']}`: {row['seconds']:.0f} s."
         for row in _of(rows, "compare")
     ]
@@ -136,10 +136,10 @@ def _left(rows: list[dict]) -> list[str]:
     for row in rows:
         if _why(row):
             names.setdefault(_why(row), []).append(row["name"])
-    lines = [f"- {', '.join(found)}: {why}" for why, found in names.items()]
+    lines = [f"- {', '.join(tasks)}: {why}" for why, tasks in names.items()]
     lines += [
         f"- {row['name']}, {way}: {error}"
         for row in _of(rows, "times")
         for way, error in row["errors"].items()
     ]
-    return [*said, *(["Without figures:\n\n" + "\n".join(lines)] if lines else [])]
+    return [*reasons, *(["Without figures:\n\n" + "\n".join(lines)] if lines else [])]

@@ -60,7 +60,7 @@ def own_rows(root: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path, d
     """
     newest = newest_results(root)
     loaded = {path: json.loads(path.read_text("utf-8")) for path in set(newest.values())}
-    found = {op: (path, loaded[path]) for op, path in sorted(newest.items())}
+    files = {op: (path, loaded[path]) for op, path in sorted(newest.items())}
     rows = {
         op: [
             row
@@ -69,19 +69,19 @@ def own_rows(root: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path, d
             and row["who"] == "wavepe"
             and row["variant"] == results["environment"]["variant"]
         ]
-        for op, (_, results) in found.items()
+        for op, (_, results) in files.items()
     }
-    return rows, found
+    return rows, files
 
 
 def bench_headline(root: Path) -> str:
     """Return the first headline row of the operators that README shows, and the source."""
-    rows, found = own_rows(root)
+    rows, files = own_rows(root)
     each = ([row for row in rows.get(op, ()) if row["headline"]] for op in SHOWN)
-    shown = [own[0] for own in each if own]
+    shown = [op_rows[0] for op_rows in each if op_rows]
     if not shown:
         raise Missing(f"the results in {RESULTS} hold no headline rows")
-    return f"{_headline_table(shown)}\n\n{wrapped(f'{_sources(found, shown)}.')}"
+    return f"{_headline_table(shown)}\n\n{wrapped(f'{_sources(files, shown)}.')}"
 
 
 def _headline_table(rows: Sequence[dict]) -> str:
@@ -101,18 +101,18 @@ def bench_section(root: Path, to_root: str) -> str:
     Of the latter rows, each operator shows the slowest. All rows are of the variants that wavepe
     chooses itself. `to_root` leads from the page to the repository's root.
     """
-    rows, found = own_rows(root)
+    rows, files = own_rows(root)
     headline: list[dict] = []
     slower: list[dict] = []
-    for own in rows.values():
-        headline += [row for row in own if row["headline"]]
-        worst = min(own, key=lambda row: _fastest(row, AIMED_AT)[0], default=None)
+    for op_rows in rows.values():
+        headline += [row for row in op_rows if row["headline"]]
+        worst = min(op_rows, key=lambda row: _fastest(row, AIMED_AT)[0], default=None)
         if worst and _fastest(worst, AIMED_AT)[0] < SLOWER:
             slower.append(worst)
     if not headline:
         raise Missing(f"the results in {RESULTS} hold no headline rows")
     heads = ("operation", "input", "wavepe", "what is faster")
-    sources = _sources(found, (*headline, *slower), to_root)
+    sources = _sources(files, (*headline, *slower), to_root)
     parts = [
         _headline_table(headline),
         "In these cases wavepe is slower by more than 5 %, the worst case of each operation:",
@@ -128,9 +128,9 @@ def kernel_rates(root: Path, to_root: str) -> str:
     Rates are those of the variant that wavepe chooses, in memory that was used before.
     """
     largest: dict[tuple[str, str], dict] = {}
-    rows, found = own_rows(root)
-    for op, own in rows.items():
-        for row in own:
+    rows, files = own_rows(root)
+    for op, op_rows in rows.items():
+        for row in op_rows:
             if op.startswith("ops.") and row["memory"] != "fresh":
                 key = (op, row["dtype"])
                 largest[key] = max(largest.get(key, row), row, key=lambda each: each["work"])
@@ -141,7 +141,7 @@ def kernel_rates(root: Path, to_root: str) -> str:
         share = f"{100 * row['share']:.0f} % of {of}"
         cells.append((f"`{op}`", f"{row['size']}, {dtype}", rate, share))
     shown = table(("operation", "input", "rate", "share of the machine"), cells, "llr")
-    return f"{shown}\n\n{wrapped(f'{_sources(found, largest.values(), to_root)}.')}"
+    return f"{shown}\n\n{wrapped(f'{_sources(files, largest.values(), to_root)}.')}"
 
 
 def _cells(row: dict, *rivals: dict[str, str]) -> list[str]:
@@ -165,9 +165,9 @@ def _fastest(row: dict, names: dict[str, str]) -> tuple[float, str]:
     )
 
 
-def _sources(found: dict[str, tuple[Path, dict]], rows: Iterable[dict], to_root: str = "") -> str:
+def _sources(files: dict[str, tuple[Path, dict]], rows: Iterable[dict], to_root: str = "") -> str:
     """Return the files that these rows come from, each once."""
-    shown = dict(found[row["op"]] for row in rows)
+    shown = dict(files[row["op"]] for row in rows)
     return "; ".join(_source(path, shown[path], to_root) for path in sorted(shown))
 
 

@@ -22,10 +22,10 @@ def blocks(root: Path) -> dict[str, str]:
     grids, runs, settings = results["grids"], results["runs"], results["settings"]
     about, rows = results["environment"], []
     for encoding in dict.fromkeys(run["encoding"] for run in runs):
-        found = [run["accuracy"] for run in runs if run["encoding"] == encoding]
+        accuracies = [run["accuracy"] for run in runs if run["encoding"] == encoding]
         cells = [encoding]
         for grid in grids:
-            shares = [accuracy[str(grid)] for accuracy in found]
+            shares = [accuracy[str(grid)] for accuracy in accuracies]
             cells.append(f"{statistics.fmean(shares):.3f} ± {statistics.stdev(shares):.3f}")
         rows.append(cells)
     seeds = len({run["seed"] for run in runs})

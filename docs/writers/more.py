@@ -81,12 +81,12 @@ def bands(root: Path) -> str:
         [float(cells[column].split()[0]) for _, cells in rows] for column in (0, -1)
     )
     ratios = [one / other for one, other in zip(measured, predicted, strict=True)]
-    found = (
+    figures = (
         f"At the end the measured band is {min(ratios):.2f} to {max(ratios):.2f} times j*, and "
         f"{statistics.fmean(ratios):.2f} times on average. The rank correlation of measured and "
         f"predicted bands over the rows is {_rank_correlation(measured, predicted):.2f}."
     )
-    return f"{text}\n{wrapped(found)}\n\n{made_with(*parts)}"
+    return f"{text}\n{wrapped(figures)}\n\n{made_with(*parts)}"
 
 
 def _number_in(path: Path) -> int:
@@ -124,13 +124,13 @@ def scale_ranks(root: Path) -> str:
     results = comparison(root, "scales")
     names = results["environment"]["settings"]["encodings"]
     seeds = range(results["environment"]["settings"]["seeds"])
-    found = {(run["encoding"], run["seed"]): run["perplexity"] for run in results["runs"]}
+    perplexities = {(run["encoding"], run["seed"]): run["perplexity"] for run in results["runs"]}
     rows = []
-    for sign, own in (("literal", names[::2]), ("mirrored", names[1::2])):
+    for sign, specs in (("literal", names[::2]), ("mirrored", names[1::2])):
         cells = []
         for length, published in PUBLISHED.items():
             each = [
-                _rank_correlation(published, [found[name, seed][length] for name in own])
+                _rank_correlation(published, [perplexities[name, seed][length] for name in specs])
                 for seed in seeds
             ]
             cells.append(f"{statistics.fmean(each):.2f} ({min(each):.2f} to {max(each):.2f})")

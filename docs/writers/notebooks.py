@@ -85,21 +85,21 @@ def _outputs(code: str, names: dict[str, Any]) -> list[dict[str, Any]]:
         exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
-    found: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
     if text := printed.getvalue():
-        found.append({"name": "stdout", "output_type": "stream", "text": _lines(text)})
+        outputs.append({"name": "stdout", "output_type": "stream", "text": _lines(text)})
     if value is not None:
         data = {"text/plain": _lines(repr(value))}
         if hasattr(value, "_repr_markdown_"):
             data = {"text/markdown": _lines(value._repr_markdown_()), **data}
-        found.append({
+        outputs.append({
             "data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result",
         })  # fmt: skip
     for number in pyplot.get_fignums():
         data = {"image/png": base64.b64encode(_png(pyplot.figure(number))).decode()}
-        found.append({"data": data, "metadata": {}, "output_type": "display_data"})
+        outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
     pyplot.close("all")
-    return found
+    return outputs
 
 
 def _png(figure: Figure) -> bytes:

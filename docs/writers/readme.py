@@ -19,12 +19,12 @@ def blocks(root: Path) -> dict[str, str]:
 
 def how_to_get(root: Path) -> str:
     """Return the command that clones the sources, where they have an address."""
-    found = addresses(root)
-    if "Repository" not in found:
+    urls = addresses(root)
+    if "Repository" not in urls:
         return "In a checkout of the sources:"
-    documentation = found.get("Documentation")
+    documentation = urls.get("Documentation")
     lines = [f"[Documentation]({documentation})", ""] if documentation else []
-    return "\n".join([*lines, "```", f"git clone {found['Repository']} wavepe", "cd wavepe", "```"])
+    return "\n".join([*lines, "```", f"git clone {urls['Repository']} wavepe", "cd wavepe", "```"])
 
 
 def choice(root: Path) -> str:

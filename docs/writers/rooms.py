@@ -164,7 +164,7 @@ def private_modules(modules: Mapping[str, Source]) -> dict[str, list[str]]:
         outside = room_of(each.importer) != room_of(each.imported)
         if outside and any(map(is_private, each.imported.split("."))):
             readers[each.imported].append(each.importer)
-    return {name: sorted(set(found)) for name, found in readers.items() if name not in BINDINGS}
+    return {name: sorted(set(names)) for name, names in readers.items() if name not in BINDINGS}
 
 
 def is_private(name: str) -> bool:

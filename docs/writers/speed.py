@@ -26,14 +26,14 @@ def blocks(root: Path) -> dict[str, str]:
         f"The model has {sizes['layers']} layers of {sizes['hidden']} with {sizes['heads']} heads, "
         f"and a vocabulary of {models['vocabulary']}."
     )
-    found = {
+    tables = {
         "hf-time": (models, hf_models.time_table, shape),
         "hf-memory": (models, hf_models.memory_table, shape),
         "hf-profile": (profile, hf_profile.table, ""),
     }
     texts = {
         name: f"{table(results)}\n\n{wrapped(f'{words} {versions(results)}'.strip())}"
-        for name, (results, table, words) in found.items()
+        for name, (results, table, words) in tables.items()
     }
     return {
         **texts,
