@@ -88,6 +88,7 @@ def by_hand(surprise, tokens, length, pass_of):
 
 
 PROTOCOLS = [
+    ({}, whole),
     *(({"protocol": "blocks", "window": w}, blocks(w)) for w in (2, 3, 4, 5, 8, 16, 17, 30)),
     *(
         ({"protocol": "sliding", "window": w, "stride": s}, sliding(w, s))
@@ -98,23 +99,16 @@ PROTOCOLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("length", [2, 3, 8, 17])
-@pytest.mark.parametrize("count", [17, 40, 97])
-def test_whole(length, count):
-    model, tokens = Averages(), tokens_of(count)
-    expected = by_hand(model.surprise, tokens, length, whole)
-    assert perplexity(model, tokens, length) == pytest.approx(expected, rel=1e-5)
-
-
+@pytest.mark.parametrize("length", [17, 3])
 @pytest.mark.parametrize(
     ("options", "pass_of"), PROTOCOLS, ids=lambda x: str(x) if isinstance(x, dict) else ""
 )
-def test_blocks_and_windows(options, pass_of):
-    """Each token is scored once, in a pass no longer than the window."""
-    model, tokens, length = Averages(), tokens_of(60), 17
+def test_every_protocol(options, pass_of, length):
+    """Each token is scored once, in a pass no longer than the window; a remainder is dropped."""
+    model, tokens = Averages(), tokens_of(60)
     expected = by_hand(model.surprise, tokens, length, pass_of)
     assert perplexity(model, tokens, length, **options) == pytest.approx(expected, rel=1e-5)
-    assert all(width <= options["window"] for _, width in model.passes)
+    assert all(width <= options.get("window", length) for _, width in model.passes)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "rope:inference_theta=scaled"])
@@ -230,7 +224,6 @@ ZEROS = torch.zeros(8, dtype=torch.int64)
         ({"tokens": torch.zeros(8)}, TypeError, "float32"),
         ({"tokens": torch.zeros(8, dtype=torch.bool)}, TypeError, "bool"),
         ({"tokens": ZEROS.view(2, 4)}, ValueError, r"\(2, 4\)"),
-        ({"tokens": ZEROS[:0]}, ValueError, " 4, got 0"),
         ({"tokens": ZEROS[:3]}, ValueError, " 4, got 3"),
         ({"tokens": ZEROS + VOCABULARY}, ValueError, r"0\.\.6, got 7\.\.7"),
         ({"tokens": ZEROS - 1}, ValueError, r"0\.\.6, got -1\.\.-1"),
@@ -240,7 +233,6 @@ ZEROS = torch.zeros(8, dtype=torch.int64)
         ({"protocol": None}, TypeError, "whole.*got None"),
         ({"protocol": "blocks"}, ValueError, "window="),
         ({"protocol": "blocks", "window": 1}, ValueError, "window must be at least 2, got 1"),
-        ({"protocol": "sliding", "window": 4}, ValueError, "stride="),
         ({"protocol": "sliding", "window": 4, "stride": 0}, ValueError,
          "stride must be at least 1, got 0"),
         ({"protocol": "sliding", "window": 4, "stride": 5}, ValueError,
@@ -435,15 +427,6 @@ def test_tokenizers():
         assert (given[:, 1:] != 0).all()
 
 
-def test_lengths_beyond_the_model_run():
-    pytest.importorskip("transformers")
-    from hf_model import LENGTH, patched_tiny
-
-    model = patched_tiny("alibi", vocab_size=BYTES)
-    found = needle(model, None, [LENGTH * 8], [0, 1], trials=2)
-    assert ((found >= 0) & (found <= 1)).all()
-
-
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -452,10 +435,8 @@ def test_lengths_beyond_the_model_run():
         ({"lengths": [10]}, ValueError, "lengths must be at least 16 tokens"),
         ({"lengths": []}, ValueError, "lengths must hold at least one number"),
         ({"lengths": 64}, TypeError, "lengths must be a sequence of numbers, got int"),
-        ({"lengths": "64"}, TypeError, "lengths must be a sequence of numbers, got str"),
         ({"lengths": [64.0]}, TypeError, "64.0"),
         ({"depths": [1.5]}, ValueError, "depths must be a number from 0 to 1, got 1.5"),
-        ({"depths": [50]}, ValueError, "0 to 1, got 50"),
         ({"depths": ["0"]}, TypeError, "depths"),
         ({"form": "poem"}, ValueError, "poem.*pairs, sentence"),
         ({"trials": 0}, ValueError, "trials must be at least 1, got 0"),

@@ -170,13 +170,6 @@ def test_windows_of_plain_matrices():
     assert attention_window(hole) == 5
 
 
-def test_windows_of_a_model_are_its_own():
-    """A Mistral sees its sliding window, and no more."""
-    model = hf_families.build("mistral")
-    windows = attention_window(attention_map(model, ROW), 1e-9)
-    np.testing.assert_array_equal(windows, np.full((2, 4), hf_families.WINDOW))
-
-
 @pytest.mark.parametrize(
     ("given", "threshold", "error", "words"),
     [
@@ -191,17 +184,6 @@ def test_windows_of_a_model_are_its_own():
 def test_bad_windows(given, threshold, error, words):
     with pytest.raises(error, match=words):
         attention_window(given, threshold)
-
-
-def test_heads_of_alibi_look_back_by_their_slopes():
-    """The pictures of [W] show this."""
-    model = patched_tiny("alibi", kv_heads=4)
-    with torch.no_grad():  # so that the slopes alone tell
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight.zero_()
-    windows = attention_window(attention_map(model, tokens(1, 60)[0]), 0.01)[0]
-    assert sorted(windows) == list(windows)
-    assert windows[0] < windows[-1]
 
 
 # ------------------------------------------------------------------ measured bands
@@ -287,17 +269,6 @@ def test_bands_of_families(kind):
         check_band(model, "query", ".q_proj", heads, pairs)
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0},
-        {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
-    ],
-)
-def test_scaled_frequencies_change_no_norm(scaling):
-    check_band(tiny(rope_parameters=scaling))
-
-
 @pytest.mark.parametrize("spec", ["rope", "rope:fraction=0.5", "rope:fraction=0", "rope:theta=16"])
 def test_bands_of_patched_models_and_own_types(spec):
     """p-RoPE leaves pairs unrotated, and they stay pairs."""
@@ -371,17 +342,13 @@ def test_the_model_is_restored(measure):
     ("measure", "given", "error", "words"),
     [
         (attention_map, {"tokens": ROW[None]}, ValueError, r"shape \(1, 20\)"),
-        (attention_map, {"tokens": list(ROW)}, TypeError, "tokens must be .* got list"),
-        (attention_map, {"tokens": ROW * 50}, ValueError, "0..49"),
         (attention_map, {"model": None}, TypeError, "model must be .* got NoneType"),
         (attention_map, {"model": torch.nn.Sequential()}, ValueError,
          "Sequential gives no attention weights"),
         (measured_band, {"tokens": ROW[None]}, ValueError, r"shape \(1, 20\)"),
         (measured_band, {"tokens": ROW[:0]}, ValueError, "must hold at least one, got 0"),
         (measured_band, {"tokens": ROW.float()}, TypeError, "float32"),
-        (measured_band, {"tokens": ROW + 50}, ValueError, "0..49"),
         (measured_band, {"of": "value"}, ValueError, "value.*key, query"),
-        (measured_band, {"of": None}, TypeError, "key, query.*None"),
         (measured_band, {"model": torch.nn.Sequential()}, ValueError, "no rotary pairs"),
         (measured_band, {"model": of_kind("gpt2", **GPT)}, ValueError,
          "GPT2LMHeadModel has no rotary pairs"),

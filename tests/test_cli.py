@@ -87,13 +87,6 @@ def test_the_example_of_a_help_is_a_call(capsys, monkeypatch, command):
         assert set(args.op) <= set(pytest.importorskip("benchmarks.bench").operators())
 
 
-def test_options_are_written_in_full(capsys):
-    """--seed would be --seeds, a number of trainings."""
-    code, _, err = run(capsys, "compare", "--seed", "3")
-    assert code == 2
-    assert "unrecognized arguments: --seed 3" in err
-
-
 def test_info(capsys):
     code, out, err = run(capsys, "info")
     assert (code, err) == (0, "")

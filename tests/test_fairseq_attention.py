@@ -164,13 +164,6 @@ def test_what_follows_the_length_is_not_decoded_incrementally(spec):
         next(rest)
 
 
-def test_a_longer_table_within_a_decoding():
-    """Tables grow in powers of two: a step on either side of one."""
-    made, ids = model("wavelet:scales=4").double(), tokens(1, 131)
-    *_, got = (got for got, _ in steps(made, ids, {}))
-    assert_close(got, features(made, ids)[:, -1], 1e-12)
-
-
 # --------------------------------------------------------------- training
 
 

@@ -93,15 +93,6 @@ def test_some_lines_longer_than_the_positions(guarded):
     assert evaluate(path_of(None), *LINES)["perplexity"] < 500
 
 
-def test_what_fairseq_does_with_them(caplog):
-    """Without the guard: the perplexity of the last block alone, which is shorter."""
-    caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")
-    evaluate(path_of(None), tokens=64)
-    rest = len(validation_words()) % 64
-    assert 0 < rest <= LENGTH
-    assert f"Evaluated {rest} tokens" in caplog.text
-
-
 def test_the_command_has_the_guard(unguarded):
     line = [corpus(), *COMMON, "--path", path_of(None), "--gen-subset", "valid"]
     with pytest.raises(ValueError, match="up to 64 tokens and this model has 32 positions"):

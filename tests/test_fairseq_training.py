@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 from fairseq_cases import (
     BARE,
@@ -60,22 +59,6 @@ def test_without_pos_enc_it_is_stock_fairseq(recipe, tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------- next to options of fairseq's
-
-
-def test_checkpoint_activations():
-    """The same updates, dropout included, with less memory."""
-    given = ("--pos-enc", "wavelet:learned=true")
-    plain = trained(*given, recipe=WIKI103)
-    saving = trained(*given, "--checkpoint-activations", recipe=WIKI103)
-    assert plain.losses == saving.losses
-    assert_same(plain.state["model"], saving.state["model"])
-
-
-def test_accumulated_gradients(tmp_path):
-    given = ("--pos-enc", "rope", "--max-tokens", 128, "--update-freq", 2, "--max-update", 12)
-    run = train(tmp_path, *given, recipe=GPT)
-    assert len(run.losses) == 24
-    assert np.mean(run.losses[-4:]) < run.losses[0] - 0.5
 
 
 def test_shared_embeddings(tmp_path):

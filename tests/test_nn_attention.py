@@ -13,8 +13,8 @@ from cases import forget_registrations, load_torch
 torch, ops = load_torch()
 
 import wavepe
-from encoding_cases import ABSOLUTE, ASKED, CONSTANT, LEARNED, YARN
-from nn_cases import RELATIVE, ROTARY, SPECS, array, assert_exact, exact, made, tokens
+from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
+from nn_cases import RELATIVE, ROTARY, SPECS, assert_exact, exact, made, tokens
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 from wavepe.positions import Scores
@@ -109,27 +109,6 @@ def test_the_formula_of_the_tests_can_fail():
     assert np.abs(exact(module, x) - exact(other, x)).max() > 1e-2
     with pytest.raises(AssertionError):
         assert_exact(other(x), module, x)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec in CONSTANT])
-def test_arrays_give_the_same(spec, causal):
-    """wavepe.attention with what the encoding gives arrays."""
-    attention, *tensors = parts(made(spec, causal=causal), tokens())
-    (q, k, v), encoding, given = map(array, tensors), attention.encoding, {}
-    if encoding.rotates:
-        cos, sin = (x.astype(np.float64) for x in encoding.rope_table(np.arange(11), 8))
-        q, k = (wavepe.rope(x, cos, sin, interleaved=bool(encoding.interleaved)) for x in (q, k))
-    elif encoding.terms == ("slopes",):
-        given = {"slopes": encoding.slopes(4)}
-    elif encoding.terms == ("bias",):
-        names = ("bias", "bias_first", "bias_beyond")
-        given = dict(zip(names, encoding.bias(11, 4, causal=causal), strict=True))
-    elif encoding.terms:
-        p, first, beyond = encoding.table(11, 8, causal=causal)
-        given = {"p": p.astype(np.float64), "first": first, "beyond": beyond}
-    got = wavepe.attention(q, k, v, causal=causal, **given)
-    assert np.abs(got - array(attention(*tensors))).max() < 1e-6
 
 
 @pytest.mark.parametrize("spec", [x for x in RELATIVE if not wavepe.encoding(x).reads_input])
@@ -337,17 +316,6 @@ def test_what_is_learned_gets_a_gradient(spec):
         assert value.grad.abs().max() > 0, name
 
 
-def test_trained_length_reaches_the_encoding():
-    spec = "rope:inference_theta=scaled"
-    q = torch.randn(1, 2, 40, 8)
-    short, long = (Attention(spec, 8, 2, trained_length=n).eval() for n in (10, 40))
-    plain = Attention("rope", 8, 2).eval()
-    assert torch.equal(long(q, q, q), plain(q, q, q))
-    assert not torch.allclose(short(q, q, q), plain(q, q, q))
-    with pytest.raises(ValueError, match="trained_length"):
-        Attention(YARN.replace(",original_max_position_embeddings=16", ""), 8, 2)
-
-
 # --------------------------------------------------------------- encodings of one's own
 
 
@@ -396,15 +364,6 @@ def test_every_method_of_ones_own(own):
         near(tokens(101))
     with pytest.raises(ValueError, match="rotates 4 dims, more than head_dim=2"):
         SelfAttention(4, 2, encoding="slow")
-
-
-def test_a_wavelet_registered_anew(own):
-    wavepe.register_wavelet("own", lambda u: np.exp(-(u**2)))
-    module, x = made("wavelet:kind=own,scales=4"), tokens()
-    gaussian = made("wavelet:kind=gaussian,scales=4")
-    assert (module(x) - gaussian(x)).abs().max() < 1e-6
-    wavepe.register_wavelet("own", lambda u: (1 - u**2) * np.exp(-(u**2) / 2))
-    assert (module(x) - made("wavelet:scales=4")(x)).abs().max() < 1e-6
 
 
 def test_an_encodings_own_layers_keep_their_digits_under_autocast(own):

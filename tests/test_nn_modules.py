@@ -82,14 +82,6 @@ def test_dropout_in_a_graph(backend):
     assert compiled_once(backend)
 
 
-@pytest.mark.parametrize("encoding", some("shaw", "transformer_xl", "wavelet:scales=4"))
-def test_two_layers_compile(encoding, backend):
-    layers = torch.nn.Sequential(*(SelfAttention(24, 2, encoding=encoding) for _ in range(2)))
-    x = torch.randn(1, 20, 24)
-    compiled = torch.compile(layers, backend=backend, fullgraph=True)
-    torch.testing.assert_close(compiled(x), layers(x))
-
-
 @pytest.mark.parametrize(
     "specs", [("wavelet:scales=4", "wavelet:scales=2"), ("sandwich:dim=4", "sandwich")]
 )
@@ -313,9 +305,7 @@ def test_it_prints_what_it_is():
     [
         ((32, 5), {}, ValueError, "heads must divide dim=32, got 5"),
         ((32, 4, 3), {}, ValueError, "kv_heads must divide heads=4, got 3"),
-        ((32, 4, 8), {}, ValueError, "kv_heads must divide heads=4, got 8"),
         ((32, 0), {}, ValueError, "heads"),
-        ((32, 4, 0), {}, ValueError, "kv_heads"),
         ((32.0, 4), {}, TypeError, "dim"),
         ((32, 4), {"head_dim": 0}, ValueError, "head_dim"),
         ((32, 4), {"encoding": "wavelet:scales=3"}, ValueError, "3"),
@@ -326,10 +316,8 @@ def test_it_prints_what_it_is():
         ((32, 4), {"encoding": None}, TypeError, "encoding"),
         ((32, 4), {"dropout": 1.5}, ValueError, "dropout must be a number from 0 to 1, got 1.5"),
         ((32, 4), {"causal": "no"}, TypeError, "causal"),
-        ((32, 4), {"bias": None}, TypeError, "bias"),
         ((32, 4), {"window": -1}, ValueError, "window must be at least 0, got -1"),
         ((60, 5), {}, ValueError, "head size 12 .* 8 scales: .* wavelet:scales=6"),
-        ((60, 5), {"encoding": "wavelet:learned=true"}, ValueError, "wavelet:scales=6"),
         ((32, 4), {"trained_length": 0}, ValueError, "trained_length"),
     ],
 )
@@ -365,16 +353,13 @@ MODULES = {
             for given, options, words in [
                 ([np.zeros((2, 6, 32))], {}, "x must be a torch.Tensor, got ndarray"),
                 ([X[0]], {}, r"x must be \(B, L, 32\), got \(6, 32\)"),
-                ([X[..., :31]], {}, r"got \(2, 6, 31\)"),
                 ([X], {"key_mask": [True] * 6}, "key_mask must be a torch.Tensor, got list"),
                 ([X], {"key_mask": torch.ones(2, 6)}, "key_mask must be bool, with False for"),
                 ([X], {"key_mask": torch.ones(2, 5).bool()}, r"here \(2, 6\); got \(2, 5\)"),
-                ([X], {"key_mask": torch.ones(3, 6).bool()}, r"got \(3, 6\)"),
                 ([X], {"key_mask": torch.ones(6).bool()}, r"got \(6,\)"),
                 ([X], {"positions": 3}, "positions must be a torch.Tensor, got int"),
                 ([X], {"positions": torch.arange(6.0)}, "must hold integers, got torch.float32"),
                 ([X], {"positions": torch.arange(5)}, r"here \(6,\) or \(1\|2, 6\); got \(5,\)"),
-                ([X], {"positions": torch.zeros(3, 6).long()}, r"got \(3, 6\)"),
                 ([X], {"segments": torch.zeros(2, 5).long()}, r"segments must be .* got \(2, 5\)"),
                 ([X], {"segments": torch.zeros(2, 6)}, "segments must hold integers"),
                 ([X], {"cache": {}}, "cache must be a KVCache, got dict"),
@@ -385,9 +370,7 @@ MODULES = {
             for given, options, words in [
                 ((Q[:, :2], K, K), {}, r"q must be \(B, 4, tokens, 8\), got \(2, 2, 7, 8\)"),
                 ((Q, Q, K), {}, r"k must be \(B, 2, tokens, 8\), got \(2, 4, 7, 8\)"),
-                ((Q, K[..., :4], K), {}, "k must be"),
                 ((Q, K, Q), {}, r"v must be \(B, 2, tokens, dv\)"),
-                ((Q[0], K, K), {}, "q must be"),
                 ((Q, K, torch.zeros(())), {}, "v must be"),
                 ((Q, None, K), {}, "k must be a torch.Tensor, got NoneType"),
                 ((Q, K[:, :, :3], K[:, :, :3]), {}, "m <= n, .* m = 7 queries and n = 3 keys"),
