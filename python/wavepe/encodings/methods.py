@@ -492,26 +492,30 @@ def initial_parameters(
 
 
 def checked_return(
-    encoding: Methods, method: str, found: Any, *, heads: int, head_dim: int
+    encoding: Methods, method: str, returned: Any, *, heads: int, head_dim: int
 ) -> tuple[Any, int, str]:
     """Return what a method of an encoding returned; TypeError or ValueError if it is wrong."""
     is_bias = method.endswith("bias")
-    kind = "Bias(b, first, beyond)" if is_bias else "Table(p, first, beyond)"
-    says = f"'{encoding}': {method}() must return {kind}"
-    if not (isinstance(found, tuple) and len(found) == 3):
-        raise TypeError(f"{says}, got {type(found).__name__}")
-    rows, first, beyond = found
-    whole = isinstance(first, numbers.Integral) or type(first).__name__ == "SymInt"
-    if isinstance(first, bool) or not whole:
-        raise TypeError(f"{says} with an integer first, got first={first!r}")
+
+    def says() -> str:
+        kind = "Bias(b, first, beyond)" if is_bias else "Table(p, first, beyond)"
+        return f"'{encoding}': {method}() must return {kind}"
+
+    if not (isinstance(returned, tuple) and len(returned) == 3):
+        raise TypeError(f"{says()}, got {type(returned).__name__}")
+    rows, first, beyond = returned
+    is_integer = isinstance(first, numbers.Integral) or type(first).__name__ == "SymInt"
+    if isinstance(first, bool) or not is_integer:
+        raise TypeError(f"{says()} with an integer first, got first={first!r}")
     if beyond not in BEYOND:
-        raise ValueError(f"{says} with beyond 'zero' or 'edge', got beyond={beyond!r}")
+        raise ValueError(f"{says()} with beyond 'zero' or 'edge', got beyond={beyond!r}")
     shape, columns = tuple(rows.shape), 0 if is_bias else encoding.table_columns(head_dim)
-    good = len(shape) == 2 and shape[0] == heads
-    if not is_bias:
-        good = len(shape) in (2, 3) and shape[-1] == columns
-        good = good and (len(shape) == 2 or shape[0] == heads)
-    if not good:
+    if is_bias:
+        fits = len(shape) == 2 and shape[0] == heads
+    else:
+        fits = len(shape) == 2 or (len(shape) == 3 and shape[0] == heads)
+        fits = fits and shape[-1] == columns
+    if not fits:
         sizes = f"({heads}, w)" if is_bias else f"(w, {columns}) or ({heads}, w, {columns})"
-        raise ValueError(f"{says} of shape {sizes}, got {shape}")
-    return found
+        raise ValueError(f"{says()} of shape {sizes}, got {shape}")
+    return returned

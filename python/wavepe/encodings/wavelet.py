@@ -253,7 +253,7 @@ class Wavelet(Encoding):
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
         if "query" not in self.learns:
             return super().learned_query(parameters)
-        return Query(*(parameters.get(key) for key in ("u", "v", "projection")))
+        return Query(parameters.get("u"), parameters.get("v"), parameters.get("projection"))
 
     def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         if not self.from_input:

@@ -123,6 +123,7 @@ class Learned(nn.Module):
         self._dim = dim
         self._learns, self._reads_input = encoding.learns, encoding.reads_input
         self._has_table = "table" in encoding.terms
+        self._columns = encoding.table_columns(head_dim)
         self._parts: list[str] = []  # of a combination: those that have parameters here
         if isinstance(encoding, Combination):
             for part in encoding.parts:
@@ -257,7 +258,9 @@ class Learned(nn.Module):
 
     def _known(self, shared: Terms | None) -> dict[str, Tensor]:
         """Return the parameters here, and those of the same part that layers share."""
-        parameters = {name: getattr(self, name) for name in self._names}
+        parameters = {}
+        for name in self._names:
+            parameters[name] = getattr(self, name)
         if not self._is_complete and shared is not None:
             parameters |= shared[self.encoding.name].shared or {}
         return parameters
@@ -271,8 +274,7 @@ class Learned(nn.Module):
             return terms
         encoding, learns, parameters = self.encoding, self._learns, self._known(shared)
         if not self._is_complete and not self._layer:
-            lasting = {name: _lasting(x) for name, x in parameters.items()}
-            terms[encoding.name] = LearnedTerms(shared=lasting)
+            terms[encoding.name] = _lasting(LearnedTerms(shared=parameters))
             return terms
         fields: dict[str, Any] = {}
         if "table" in learns:
@@ -280,15 +282,14 @@ class Learned(nn.Module):
         if "bias" in learns:
             fields["bias"] = Bias(*self._rows("learned_bias", parameters, keys))
         if "query" in learns:
-            query = self._checked(encoding.learned_query(parameters))
-            fields["query"] = Query(*map(_lasting, query))
+            fields["query"] = self._checked(encoding.learned_query(parameters))
         if "sinks" in learns:
             sinks = encoding.learned_sinks(parameters)
             self._check_shape("learned_sinks must return", sinks, (self._heads,))
-            fields["sinks"] = _lasting(sinks)
+            fields["sinks"] = sinks
         if "vectors" in learns:
-            fields["parameters"] = {name: _lasting(x) for name, x in parameters.items()}
-        terms[encoding.name] = LearnedTerms(**fields)
+            fields["parameters"] = parameters
+        terms[encoding.name] = _lasting(LearnedTerms(**fields))
         return terms
 
     def _check_shape(self, says: str, found: Tensor, needed: tuple[int, ...]) -> None:
@@ -307,9 +308,8 @@ class Learned(nn.Module):
             )
         found, encoding, heads = {}, self.encoding, self._heads
         batch, tokens, _ = x.shape
-        columns = encoding.table_columns(self._head_dim)
         needed = {
-            "input_query": (batch, heads, tokens, columns),
+            "input_query": (batch, heads, tokens, self._columns),
             "input_decay": (batch, heads, tokens),
         }
         for name in needed.keys() & self._learns:
@@ -320,45 +320,45 @@ class Learned(nn.Module):
 
     def _checked(self, query: Any) -> Query:
         """Return the query; TypeError or ValueError if it is none, or a shape is wrong."""
-        heads, head_dim = self._heads, self._head_dim
         if not (isinstance(query, tuple) and len(query) == 3):
             raise TypeError(
                 f"'{self.encoding}': learned_query() must return Query(u, v, projection), got "
                 f"{type(query).__name__}"
             )
-        for name, x in zip(Query._fields, query, strict=True):
-            needed: tuple[int, ...] = (heads, head_dim)
-            if name == "projection":
-                needed += (self.encoding.table_columns(head_dim),)
-            if x is not None:
+        u, v, projection = query
+        vector = (self._heads, self._head_dim)
+        for x, needed in ((u, vector), (v, vector), (projection, (*vector, self._columns))):
+            if x is not None and tuple(x.shape) != needed:
+                name = next(name for name, y in zip(Query._fields, query, strict=True) if y is x)
                 self._check_shape(f"learned_query must return {name} of shape", x, needed)
-        query = Query(*query)
-        asks_table = query.v is not None or query.projection is not None
-        if asks_table and not self._has_table:
+        if not (self._has_table or v is projection is None):
             raise ValueError(
                 f"'{self.encoding}': learned_query() returns v or projection, the queries of a "
                 "table, and the encoding has no table"
             )
-        return query
+        return Query(u, v, projection)
 
-    def _rows(self, method: str, parameters: dict[str, Tensor], keys: int) -> Any:
+    def _rows(self, method: str, parameters: dict[str, Tensor], keys: int) -> tuple[Any, int, str]:
         """Return rows, first and beyond of a learned table or bias."""
         # Without autocast, which would round products inside the encoding to bfloat16.
         with full_precision(next(iter(parameters.values())).device.type):
             returned = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
         size = {"heads": self._heads, "head_dim": self._head_dim}
-        rows, first, beyond = checked_return(self.encoding, method, returned, **size)
-        return _lasting(rows), first, beyond
+        return checked_return(self.encoding, method, returned, **size)
 
 
-def _lasting(x: Any) -> Any:
-    """Return a tensor, or None, that outlives the memory of a parameter.
+def _lasting(terms: Any) -> Any:
+    """Return terms that outlive the memory of the parameters.
 
-    FSDP frees that memory after `forward`, and an encoding may return the parameter itself.
+    FSDP frees that memory after `forward`, and an encoding may return the parameters themselves.
     """
-    if x is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return x
-    return x.clone()
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return terms
+    if isinstance(terms, Tensor):
+        return terms.clone()
+    if isinstance(terms, dict):
+        return {name: _lasting(x) for name, x in terms.items()}
+    return type(terms)(*map(_lasting, terms)) if isinstance(terms, tuple) else terms
 
 
 def named_as_in(whole: Encoding, one: Encoding) -> Encoding:

@@ -286,45 +286,54 @@ class Scores:
     def _computed(
         self, q: Tensor, keys: int, learned: Terms, scale: float | None, named: bool
     ) -> _Terms:
-        parts = [learned.get(name, NOTHING) for name in self._learning] if learned else []
-        arguments: dict[str, Any] = {}
-        u = [x.query.u for x in parts if x.query is not None and x.query.u is not None]
-        shift = reduce(add, u)[:, None].to(q.device, q.dtype) if u else None
-        if self._slopes is not None:
-            arguments["slopes"] = self._slopes.on(q, wide(q))
-        biases = self._biases(q, keys, parts)
+        u, sinks = None, []
+        tables: list[tuple[Any, LearnedTerms]] = []
+        biases: list[Bias] = []
+        for constant in self._tables:
+            tables.append((constant, learned.get(constant.query, NOTHING)))
+        if self._bias is not None:
+            biases.append(self._constant_bias(self._bias, q, keys))
+        for name in self._learning:
+            terms = learned.get(name, NOTHING)
+            if terms.query is not None and terms.query.u is not None:
+                u = terms.query.u if u is None else u + terms.query.u
+            if terms.table is not None:
+                tables.append((terms.table, terms))
+            if terms.bias is not None:
+                b = terms.bias.b.to(q.device, wide(q))
+                biases.append(terms.bias._replace(b=b))
+            if terms.sinks is not None:
+                sinks.append(terms.sinks)
+        shift = None if u is None else u[:, None].to(q.device, q.dtype)
         factor = default_scale(q) if scale is None else scale
-        tables: list[tuple[Any, Query | None]] = []
         from_input = []
-        pairs: list[tuple[Any, LearnedTerms]]
-        pairs = [(table, learned.get(table.query, NOTHING)) for table in self._tables]
-        pairs += [(terms.table, terms) for terms in parts if terms.table is not None]
-        for table, terms in pairs:
-            if terms.input_query is None:
-                tables.append((table, terms.query))
-            else:
+        for table, terms in tables:
+            if terms.input_query is not None:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
                 from_input.append((table, r.to(q.device, q.dtype) / factor))
-        query: Query | None = None
-        joined: list[tuple[Any, Query | None]] = []
-        if self._has_temperature and len(tables) > 1:  # it scales what each of them adds
-            joined = [(table, _converted(query, q)) for table, query in tables]
-            tables = []
+        if from_input:
+            tables = [(table, terms) for table, terms in tables if terms.input_query is None]
+        arguments: dict[str, Any] = {}
+        query, joined = None, []
         if len(tables) == 1:
-            table, query = tables[0][0], _converted(tables[0][1], q)
+            table, terms = tables[0]
+            query = _converted(terms.query, q)
             if named and not from_input and isinstance(table, _Constant):
                 arguments |= {"name": table.name, "one_sided": self._causal}
             else:
                 arguments |= self._ready(table, q.dtype, q, keys)._asdict()
+        elif tables and self._has_temperature:  # it scales what each of them adds
+            joined = [(table, _converted(terms.query, q)) for table, terms in tables]
         elif tables:
             with full_precision(q.device.type):  # autocast would round the products
                 p, more = self._merged(tables, q, keys, factor)
             arguments |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
             biases += more
+        if self._slopes is not None:
+            arguments["slopes"] = self._slopes.on(q, wide(q))
         if biases:
-            b, first, beyond = self._summed(biases, keys)
+            b, first, beyond = biases[0] if len(biases) == 1 else self._summed(biases, keys)
             arguments |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        sinks = [terms.sinks for terms in parts if terms.sinks is not None]
         is_separate = shift is not None or query is not None
         return _Terms(arguments, shift, query, is_separate, joined, from_input, sinks)
 
@@ -404,24 +413,14 @@ class Scores:
             return Table(rows, self._first(keys))
         return Table(constant_table(keys, table.encoding, self._head_dim, self._causal))
 
-    def _biases(self, q: Tensor, keys: int, parts: list[LearnedTerms]) -> list[Bias]:
-        biases = []
-        if self._bias is not None:
-            size = (self.heads, wide(q), q.device)
-            if is_compiling():
-                rows = graph_rows(self._bias.name, "bias", self._causal, keys, *size)
-                biases.append(Bias(rows.T, self._first(keys)))
-            else:
-                biases.append(constant_bias(keys, self._bias.encoding, self._causal, *size))
-        for terms in parts:
-            if terms.bias is not None:
-                b = terms.bias.b.to(q.device, wide(q))
-                biases.append(terms.bias._replace(b=b))
-        return biases
+    def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
+        size = (self.heads, wide(q), q.device)
+        if is_compiling():
+            rows = graph_rows(bias.name, "bias", self._causal, keys, *size)
+            return Bias(rows.T, self._first(keys))
+        return constant_bias(keys, bias.encoding, self._causal, *size)
 
     def _summed(self, biases: list[Bias], keys: int) -> Bias:
-        if len(biases) == 1:
-            return biases[0]
         rows = [self._all(b[..., None], first, beyond, keys) for b, first, beyond in biases]
         return Bias(reduce(add, rows)[..., 0], self._first(keys) - 1, "edge")
 
@@ -442,7 +441,7 @@ class Scores:
         return self._all(p, first, beyond, keys)
 
     def _merged(
-        self, tables: list[tuple[Any, Query | None]], q: Tensor, keys: int, factor: float
+        self, tables: list[tuple[Any, LearnedTerms]], q: Tensor, keys: int, factor: float
     ) -> tuple[Tensor, list[Bias]]:
         """Return one table for q itself, and biases, that add what several tables add.
 
@@ -450,8 +449,8 @@ class Scores:
         number for each head and distance.
         """
         total, biases = [], []
-        for table, query in tables:
-            p = self._every_row(table, q, keys)
+        for table, terms in tables:
+            p, query = self._every_row(table, q, keys), terms.query
             if query is not None and query.projection is not None:
                 p = p @ query.projection.to(q.device, p.dtype).mT
             if query is not None and query.v is not None:
