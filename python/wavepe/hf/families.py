@@ -260,14 +260,14 @@ def decoder(model: nn.Module) -> Any:
 def _is_built_like(family: Family, layer: nn.Module) -> bool:
     """Return whether a layer calls the attention interface, and rotates as its family does."""
     names, rotates_always = _code_of_forward(inspect.unwrap(type(layer).forward))
-    as_family = not family.is_rotary or rotates_always is (family.rotates is None)
+    as_family = rotates_always in (None, family.rotates is None)
     return "ALL_ATTENTION_FUNCTIONS" in names and as_family
 
 
 @functools.cache
 def _code_of_forward(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool | None]:
     """Return the names in the code of a forward, and whether it rotates without a condition; None
-    if it does not rotate at all."""
+    if it does not rotate, or does so elsewhere."""
     code = getattr(forward, "__code__", None)
     if code is None:
         return (), None

@@ -25,7 +25,6 @@ from .inkling import OWN, keep_queries, restore, without_own
 from .layer_hooks import LayerState, after_attention, before_attention, before_layer
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
-from .live import check_live
 from .passes import PASS, Pass, measures_tokens
 from .rope_config import Slot
 from .rotary import (
@@ -36,6 +35,7 @@ from .rotary import (
     check_config,
     with_base,
 )
+from .rotary_check import check_rotary
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Builder:
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
                 if rotation.reads_config:
-                    check_live(stock, rope_config.of_slot(self.config, slot))
+                    check_rotary(stock, rope_config.of_slot(self.config, slot))
                 self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config, slot)

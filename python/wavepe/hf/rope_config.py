@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..arrays.rope_frequencies import ROPE_TYPES
 from ..common.spec import write_value
 
-Bases = dict[str, float]
+Bases = dict[str, Any]  # layer type -> base; None where the configuration has none
 EACH_BASE = "rotary_embs."  # the modules of Granite SWA, one for each base
 ALL_LAYERS = ""  # the layer type of a model with one base for all layers
 
@@ -23,8 +23,8 @@ class Slot(NamedTuple):
 
 def has_layer_types(config: Any) -> bool:
     """Return whether each layer type has its own rope parameters."""
-    given = getattr(config, "rope_parameters", None) or {}
-    return any(isinstance(value, Mapping) for value in given.values())
+    whole = getattr(config, "rope_parameters", None) or {}
+    return any(isinstance(value, Mapping) for value in whole.values())
 
 
 def parameters(config: Any, slot: Slot) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def bases(config: Any) -> Bases:
     """Return the base of each layer type; one base for all layers has the key `ALL_LAYERS`."""
     whole = config.rope_parameters
     if not has_layer_types(config):
-        return {ALL_LAYERS: whole["rope_theta"]}
-    return {key: x["rope_theta"] for key, x in whole.items() if isinstance(x, Mapping)}
+        return {ALL_LAYERS: whole.get("rope_theta")}
+    return {key: x.get("rope_theta") for key, x in whole.items() if isinstance(x, Mapping)}
 
 
 def write_bases(config: Any, new: Bases) -> None:
@@ -92,6 +92,6 @@ def write_bases(config: Any, new: Bases) -> None:
         )
 
 
-def describe(given: Bases) -> str:
+def describe(written: Bases) -> str:
     """Write bases on one line: ``theta=10000``, ``full_attention theta=1e6, ...``."""
-    return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in given.items())
+    return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in written.items())

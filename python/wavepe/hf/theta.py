@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..common import checks
 from ..encodings import encoding as read_encoding
@@ -22,9 +22,9 @@ from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
 from .families import need_module
 from .layers import spec_text
-from .live import check_live, frequencies, has_only_a_base, rebuilt
 from .rope_config import ALL_LAYERS, Bases
 from .rotary import RopeRotation, Rotary
+from .rotary_check import check_rotary, frequencies, has_only_a_base, rebuild
 
 M = TypeVar("M", bound=nn.Module)
 GUARD = "_wavepe_guard"  # attribute of the module that uses a stock rotary module
@@ -88,25 +88,23 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
                 f"parameter {name} is on the meta device: call set_theta first, then offload or "
                 "dispatch the model"
             )
-    for place in places:
-        module = place.module
-        # A base that is only in the configuration, or only in memory, is mended here.
-        if not (isinstance(module, RopeRotation) or has_only_a_base(module, module.config)):
-            check_live(module, module.config)
-    old = places[0].module.config
-    copies = _ConfigCopies(model)
-    new = copies.of(old)
-    _write_theta(places[0].module, new, theta)
-    fresh = [_rebuilt(place, new) for place in places]
-    if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
-        return model
-    # A patched model has a guard already.
     stock = [place for place in places if not isinstance(place.module, RopeRotation)]
-    before = [_name(place) for place in stock]
-    copies.replace(model)
-    for place, built in zip(places, fresh, strict=True):
-        _copy_state(place.module, built)
-    _guard_caches(stock, before)
+    for place in stock:
+        # A base that is only in the configuration, or only in memory, is mended here.
+        if not has_only_a_base(place.module, place.module.config):
+            check_rotary(place.module, place.module.config)
+    old = places[0].module.config
+    copies = _copied_configs(model)
+    new = copies[id(old)]
+    _write_theta(places[0].module, new, theta)
+    rebuilt = [_rebuild(place.module, new) for place in places]
+    if new.to_dict() == old.to_dict() and all(map(_rotate_alike, places, rebuilt)):
+        return model
+    names = list(map(_cache_name, stock))
+    _replace_configs(model, copies)
+    for place, module in zip(places, rebuilt, strict=True):
+        _copy_state(place.module, module)
+    _guard_caches(stock, names)  # a patched model has a guard already
     return model
 
 
@@ -116,28 +114,27 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
 class _Place(NamedTuple):
     """A rotary module, and its owner: the module whose forward uses it and gets the cache."""
 
-    name: str
     module: Any
     owner: nn.Module
 
 
 def _rotary_places(model: nn.Module) -> list[_Place]:
     """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
-    if any(getattr(part.config, "layer_rope_theta", None) for part in _models(model)):
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    if any(getattr(part.config, "layer_rope_theta", None) for part in models):
         raise ValueError(
             f"set_theta cannot set the base of a {type(model).__name__}, which has one for each "
             "layer: build it with another layer_rope_theta, or patch it with rope:theta=..."
         )
-    found = list(_find_places(model, "", None))
-    patched = [p.module for p in found if isinstance(p.module, RopeRotation)]
+    places = list(_find_places(model, None))
+    patched = [p.module for p in places if isinstance(p.module, RopeRotation)]
     encodings = sorted({str(module.encoding) for module in patched})
     if len(encodings) > 1:
         raise ValueError(
             f"the layers of this model have different encodings, {', '.join(encodings)}: "
             "call wavepe.hf.unpatch(model), and patch it with the theta that each should have"
         )
-    models = list(_models(model))
-    configs = {id(p.module.config): p.module.config for p in found}
+    configs = {id(p.module.config): p.module.config for p in places}
     if models and len(configs) > 1:  # a text model with parts for images and sound
         of_text = models[0].config.get_text_config(decoder=True)
         configs = {key: config for key, config in configs.items() if config is of_text}
@@ -147,34 +144,32 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
             "needs a causal model of transformers with a rotary module that reads its base from "
             "the configuration"
         )
-    key, config = next(iter(configs.items()))
-    coder = any(getattr(part.config, "is_encoder_decoder", False) for part in models)
-    if coder or all(id(part.config) != key for part in models):
+    config = next(iter(configs.values()))
+    is_coder = any(getattr(part.config, "is_encoder_decoder", False) for part in models)
+    if is_coder or all(part.config is not config for part in models):
         raise ValueError(
             f"set_theta cannot set the base of a {type(model).__name__}: the base must be in the "
             "configuration of one causal model"
         )
-    return [place for place in found if place.module.config is config]
+    return [place for place in places if place.module.config is config]
 
 
-def _find_places(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
+def _find_places(module: nn.Module, owner: nn.Module | None) -> Iterator[_Place]:
     """Find the rotary modules in use; the stock modules that a `Rotary` keeps are not."""
     owner_or_self = module if owner is None else owner
     if isinstance(module, Rotary):
-        for rotation in _rope_rotations(module):
-            yield _Place(name, rotation, owner_or_self)
-        return
-    if (
+        yield from (_Place(rotation, owner_or_self) for rotation in _rope_rotations(module))
+    elif (
         hasattr(module, "rope_type")
         and hasattr(module, "config")
         and any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False))
     ):
-        yield _Place(name, module, owner_or_self)
-        return
-    if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these two have no forward
-        owner = module
-    for key, child in module.named_children():
-        yield from _find_places(child, f"{name}.{key}", owner)
+        yield _Place(module, owner_or_self)
+    else:
+        if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these two have no forward
+            owner = module
+        for child in module.children():
+            yield from _find_places(child, owner)
 
 
 def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
@@ -184,22 +179,18 @@ def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
             f"this model is a hybrid with the position encodings {spec_text(rotary.spec)!r}: "
             "unpatch it, and patch it with the theta that each layer should have"
         )
-    found = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
-    if not found:
+    rotations = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
+    if not rotations:
         raise ValueError(
             f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
             "there is no theta to set (if it has an option of that name, patch it again)"
         )
-    if found[0].encoding.in_scores:
+    if rotations[0].encoding.in_scores:
         raise ValueError(
             f"this model has the position encoding {rotary.spec!r}, which acts in the scores, too: "
             "unpatch it, and patch it with the theta that it should have"
         )
-    return found
-
-
-def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
-    return (module for module in model.modules() if isinstance(module, PreTrainedModel))
+    return rotations
 
 
 # ---------------------------------------------------------------- configurations
@@ -210,15 +201,13 @@ def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -
     if not isinstance(rotary, RopeRotation):
         rope_config.write_bases(config, _new_bases(theta, rope_config.bases(config)))
         return
-    spec = read_encoding(config.position_encoding)
     encoding: Any = rotary.encoding
-    follows = encoding.inference_theta in (None, "scaled")
-    key = "theta" if follows else "inference_theta"
+    key = "theta" if encoding.inference_theta in (None, "scaled") else "inference_theta"
     base = _new_bases(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
     if base != getattr(encoding, key):  # else the spec stays short
         changed = dataclasses.replace(encoding, **{key: base})
-        new = spec.with_parts(lambda part: changed if part.rotates else part)
-        config.position_encoding = str(new)
+        spec = read_encoding(config.position_encoding)
+        config.position_encoding = str(spec.with_parts(lambda x: changed if x.rotates else x))
 
 
 def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
@@ -244,69 +233,61 @@ def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
     return present | {key: checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
 
 
-class _ConfigCopies:
-    """Copies of a model's configurations: other models may share the old ones."""
+def _copied_configs(model: nn.Module) -> dict[int, Any]:
+    """Return copies by the ids of a model's configurations, which other models may share."""
+    copies: dict[int, Any] = {}  # deepcopy also keeps the old ones in it, so no id is used again
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            copy.deepcopy(module.config, copies)
+    return copies
 
-    def __init__(self, model: nn.Module) -> None:
-        self.memo: dict[int, Any] = {}
-        self.held = {id(part.config): part.config for part in _models(model)}
-        for config in self.held.values():
-            copy.deepcopy(config, self.memo)
 
-    def of(self, config: Any) -> Any:
-        return self.memo[id(config)]
-
-    def replace(self, model: nn.Module) -> None:
-        """Replace the configurations by their copies in every module of the model."""
-        for module in model.modules():
-            for key, value in vars(module).items():
-                if id(value) in self.held:
-                    setattr(module, key, self.of(value))
-            if isinstance(module, Rotary):
-                module.spec = module.config.position_encoding
-            installed = vars(module).get("_wavepe")
-            if installed is not None and id(installed.config) in self.held:
-                installed.config = self.of(installed.config)
-                installed.spec = installed.config.position_encoding
+def _replace_configs(model: nn.Module, copies: dict[int, Any]) -> None:
+    """Replace the configurations by their copies in every module of the model."""
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if isinstance(value, PretrainedConfig) and id(value) in copies:
+                setattr(module, key, copies[id(value)])
+        if isinstance(module, Rotary):
+            module.spec = module.config.position_encoding
+        record = vars(module).get("_wavepe")
+        if record is not None and id(record.config) in copies:
+            record.config = copies[id(record.config)]
+            record.spec = record.config.position_encoding
 
 
 # ---------------------------------------------------------------- rotary modules
 
 
-def _rebuilt(place: _Place, config: Any) -> Any:
-    """Build the rotary module of a model with the configuration `config`."""
-    module = place.module
+def _rebuild(module: Any, config: Any) -> Any:
+    """Build a rotary module anew with the configuration `config`."""
     try:
         if isinstance(module, RopeRotation):
             rope: Any = read_encoding(config.position_encoding).rotary
             with torch.inference_mode(False), torch.device("cpu"):
-                rotation = RopeRotation(config, module.slot, module.dims, rope)
-                rotation.fix(module.rotation.length)
-                return rotation
-        built = rebuilt(module, config)
+                built: Any = RopeRotation(config, module.slot, module.dims, rope)
+                built.fix(module.rotation.length)
+                return built
+        built = rebuild(module, config)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"theta must give finite frequencies: {error}") from error
-    if not all(x.isfinite().all() for x in _frequencies(built)):
+    if not all(x.isfinite().all() for x in frequencies(built)):
         raise ValueError("theta must give finite frequencies, and this one does not")
     return built
 
 
-def _frequencies(module: Any) -> list[Tensor]:
-    """Return the frequencies that do not depend on the sequence length."""
-    if isinstance(module, RopeRotation):
-        return [module.rotation.at(1, training).inv_freq for training in (True, False)]
-    return frequencies(module)
-
-
-def _same(place: _Place, built: Any) -> bool:
+def _rotate_alike(place: _Place, rebuilt: Any) -> bool:
     """Return whether the live module has the same frequencies as the new one."""
-    pairs = zip(_frequencies(place.module), _frequencies(built), strict=True)
+    if isinstance(rebuilt, RopeRotation):
+        schedules = place.module.rotation, rebuilt.rotation
+        return all(schedules[0].at(1, mode) == schedules[1].at(1, mode) for mode in (True, False))
+    pairs = zip(frequencies(place.module), frequencies(rebuilt), strict=True)
     return all(torch.equal(live.cpu(), new.to(live.dtype)) for live, new in pairs)
 
 
-def _copy_state(module: Any, built: Any) -> None:
+def _copy_state(module: Any, rebuilt: Any) -> None:
     """Copy the state of a new module to the live one, which keeps its hooks and wrappers."""
-    for key, value in {**vars(built), **dict(built.named_buffers(recurse=False))}.items():
+    for key, value in {**vars(rebuilt), **dict(rebuilt.named_buffers(recurse=False))}.items():
         if key.startswith("_") or key == "training":
             continue
         live = getattr(module, key, None)
@@ -314,7 +295,7 @@ def _copy_state(module: Any, built: Any) -> None:
             value = value.to(live.device, live.dtype)
         setattr(module, key, value)
     # A forward pass over a long sequence may have left these.
-    for key in [key for key in vars(module) if key not in vars(built)]:
+    for key in [key for key in vars(module) if key not in vars(rebuilt)]:
         if key.endswith(("long_inv_freq", "max_seq_len_cached")):
             delattr(module, key)
 
@@ -322,27 +303,25 @@ def _copy_state(module: Any, built: Any) -> None:
 # ---------------------------------------------------------------- caches
 
 
-def _guard_caches(places: list[_Place], before: list[str]) -> None:
+def _guard_caches(places: list[_Place], names: list[str]) -> None:
     """Add guards to the owners of stock rotary modules: they refuse keys of other frequencies.
 
-    `before` holds the names of the frequencies of each place before the change.
+    `names` holds the names of the frequencies of each place before the change.
     """
     added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
-        own = [i for i, place in enumerate(places) if place.owner is owner]
+        indices = [i for i, place in enumerate(places) if place.owner is owner]
         guard = owner.__dict__.get(GUARD)
         if guard is None:
-            guard = owner.__dict__[GUARD] = CacheGuard("; ".join(before[i] for i in own))
+            guard = owner.__dict__[GUARD] = CacheGuard("; ".join(names[i] for i in indices))
             guard.attach(owner)
             added = True
-        guard.current = "; ".join(_name(places[i]) for i in own)
+        guard.current = "; ".join(_cache_name(places[i]) for i in indices)
     if added and "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # compiled code would not call the new hooks
 
 
-def _name(place: _Place) -> str:
+def _cache_name(place: _Place) -> str:
     """Name the frequencies of a stock rotary module."""
-    held = [
-        frequencies.double().cpu().numpy().tobytes() for frequencies in _frequencies(place.module)
-    ]
-    return frequency_name(rope_config.describe(rope_config.bases(place.module.config)), *held)
+    values = [x.double().cpu().numpy().tobytes() for x in frequencies(place.module)]
+    return frequency_name(rope_config.describe(rope_config.bases(place.module.config)), *values)

@@ -78,6 +78,18 @@ def test_set_theta_mends_a_base_alone(change):
             wavepe.hf.set_theta(model, 300.0)
 
 
+@pytest.mark.parametrize("base", [{}, {"rope_theta": None}])
+def test_a_scaling_that_is_set_without_a_base(base):
+    """Then `rope_parameters` has no rope_theta: setting `rope_scaling` writes None there."""
+    model = tiny()
+    model.config.rope_parameters = {"rope_type": "yarn", "factor": 4.0, **base}
+    for spec in ("rope", "rope+alibi"):
+        with pytest.raises(ValueError, match=rf"{DIFFER}: its slowest .* has no rope_theta"):
+            wavepe.hf.patch(model, spec)
+    wavepe.hf.unpatch(wavepe.hf.patch(model, "alibi"))
+    wavepe.hf.patch(wavepe.hf.set_theta(model, 30.0), "rope")
+
+
 @by_turns()
 def test_models_that_agree(family):
     """Each family, also cast to a narrow dtype, which rounds the frequencies."""

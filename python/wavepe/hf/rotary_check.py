@@ -1,4 +1,4 @@
-"""Stock rotary modules in memory, beside what their configuration says.
+"""Compare stock rotary modules in memory with their configuration.
 
 A program may change a configuration after the model was built, or scale the frequencies of a model
 in place. Then the two disagree, and "the model's own rotation" has two meanings.
@@ -15,31 +15,27 @@ from torch import Tensor
 from . import rope_config
 
 
-def rebuilt(module: Any, config: Any) -> Any:
+def rebuild(module: Any, config: Any) -> Any:
     """Build a stock rotary module anew for `config`, of its slot (`rope_config.of_slot`)."""
-    given = {
+    others = {
         key: getattr(module, key)
         for key in inspect.signature(type(module).__init__).parameters
         if key not in ("self", "config", "device") and hasattr(module, key)
     }
     with torch.inference_mode(False), torch.device("cpu"):
-        return type(module)(config=config, **given)
+        return type(module)(config=config, **others)
 
 
-def frequencies(module: Any) -> list[Tensor]:
-    """Return the frequencies of a stock module that do not depend on the sequence length."""
-    return _named(module, "original_inv_freq")
-
-
-def _named(module: Any, end: str) -> list[Tensor]:
+def frequencies(module: Any, end: str = "original_inv_freq") -> list[Tensor]:
+    """Return the frequencies whose names end so; by default those of any sequence length."""
     named = {**vars(module), **dict(module.named_buffers(recurse=False))}
     return [named[key] for key in sorted(named) if key.endswith(end)]
 
 
 def _in_use(module: Any, config: Any) -> list[Tensor]:
     """Return all frequencies; those before scaling alone, where scaling follows the length."""
-    end = "original_inv_freq" if rope_config.any_follows_length(config) else "inv_freq"
-    return _named(module, end)
+    follows = rope_config.any_follows_length(config)
+    return frequencies(module) if follows else frequencies(module, "inv_freq")
 
 
 def has_only_a_base(module: Any, config: Any) -> bool:
@@ -53,7 +49,7 @@ def has_only_a_base(module: Any, config: Any) -> bool:
     return all(value == 1 for value in factors)
 
 
-def check_live(module: Any, config: Any) -> None:
+def check_rotary(module: Any, config: Any) -> None:
     """Raise ValueError if a stock module does not rotate as its configuration says.
 
     Dynamic scaling is no difference: the frequencies before it count.
@@ -61,25 +57,29 @@ def check_live(module: Any, config: Any) -> None:
     lives = _in_use(module, config)
     if any(x.is_meta for x in lives):
         return
-    fresh = rebuilt(module, config)
+    if None in rope_config.bases(config).values():
+        slowest = f"its slowest pairs turn by {float(lives[0][-1]):.6g}"
+        raise _differs(f"{slowest} in memory, and {config.rope_parameters} has no rope_theta")
+    fresh = rebuild(module, config)
     for live, new in zip(lives, _in_use(fresh, config), strict=True):
         live = live.detach().cpu()
         # A model may be cast to a narrow dtype, and its frequencies computed on a device.
         tolerance = 4 * torch.finfo(live.dtype).eps
-        if live.shape == new.shape and torch.allclose(live.double(), new.double(), tolerance, 0):
-            continue
-        raise ValueError(_differ("its slowest pairs turn by", float(live[-1]), float(new[-1])))
-    scalings = {key for key in vars(fresh) if key.endswith("attention_scaling")}
-    for key in sorted(scalings):
+        if live.shape != new.shape or not torch.allclose(live.double(), new.double(), tolerance, 0):
+            raise _differs(_values("its slowest pairs turn by", float(live[-1]), float(new[-1])))
+    for key in sorted(key for key in vars(fresh) if key.endswith("attention_scaling")):
         live, new = getattr(module, key), getattr(fresh, key)
         if live != new:
-            raise ValueError(_differ(f"{key} is", live, new))
+            raise _differs(_values(f"{key} is", live, new))
 
 
-def _differ(what: str, live: float, configured: float) -> str:
-    return (
-        f"the rotary embedding of this model is not what its configuration gives: {what} "
-        f"{live:.6g} in memory and {configured:.6g} by the configuration, so its own rotation is "
-        "not known. Load the model with the configuration that you want, set a base by "
-        "wavepe.hf.set_theta(model, theta), or name the rotation: rope:theta=..."
+def _values(what: str, live: float, configured: float) -> str:
+    return f"{what} {live:.6g} in memory and {configured:.6g} by the configuration"
+
+
+def _differs(how: str) -> ValueError:
+    return ValueError(
+        f"the rotary embedding of this model is not what its configuration gives: {how}, so its "
+        "own rotation is not known. Load the model with the configuration that you want, set a "
+        "base by wavepe.hf.set_theta(model, theta), or name the rotation: rope:theta=..."
     )
