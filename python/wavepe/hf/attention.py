@@ -120,7 +120,9 @@ def attention_forward(
     elif weights is None:
         weights = module.config.output_attentions
     learned: Terms = {}
-    if score is not None and this is not None:
+    if score is not None and query.shape[1] != score.heads:
+        _check_split(score, query.shape[1])
+    if layer.learns and this is not None:
         key, learned = _learned(module, layer, this, query, key, position_bias)
     options: dict[str, Any] = {
         "offset": key.shape[2] - query.shape[2] if offset is None else offset,
@@ -229,8 +231,6 @@ def _learned(
 ) -> tuple[Tensor, Terms]:
     """Return the keys, with their decay, and what the encoding of a layer has learned."""
     score: Any = layer.score
-    if q.shape[1] != score.heads:
-        _check_split(score, q.shape[1])
     terms = this.learned
     if terms is None:
         terms = layer.learned(module, k.shape[2], this, this.hidden)
