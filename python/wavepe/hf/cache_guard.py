@@ -117,10 +117,10 @@ def _without_frequencies(spec: StoredSpec) -> str:
     """Return a spec for the names of a guard, where a part that rotates has a name of its own."""
     if not isinstance(spec, str):
         return spec_text(spec)
-    whole = encoding(spec)
-    if whole.parts == (whole,):  # its part's name tells it apart
+    combined = encoding(spec)
+    if combined.parts == (combined,):  # its part's name tells it apart
         return ""
-    texts = [(part.name if part.rotates else str(part), place) for part, place in whole.placed]
+    texts = [(part.name if part.rotates else str(part), place) for part, place in combined.placed]
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 

@@ -52,7 +52,7 @@ def installed(base: nn.Module) -> Installed | None:
 
 
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
-    attach(base, parts.shared, parts.own)  # first, because it may raise
+    attach(base, parts.shared, parts.by_layer)  # first, because it may raise
     for name, rotary in parts.rotaries.items():
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
@@ -174,16 +174,16 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     encoded = patched_config(stock, choice.stored())
     builder = Builder(encoded, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
-    whole = choice.everywhere
-    assert whole is not None
-    encoding = whole.at(attention.layer_idx, encoded.num_hidden_layers)
+    combined = choice.everywhere
+    assert combined is not None
+    encoding = combined.at(attention.layer_idx, encoded.num_hidden_layers)
     size = Size(attention.head_dim, encoded.num_attention_heads)
     layer = builder.layer(attention, Slot(), encoding, rotary, size)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = encoded
     attention.wavepe = layer
     if encoding.learns:
-        learned = Learned(named_as_in(whole, encoding), *size, True, dim=encoded.hidden_size)
+        learned = Learned(named_as_in(combined, encoding), *size, True, dim=encoded.hidden_size)
         attach(attention, None, {attention: learned})
     spec = choice.stored()
     hooks = [

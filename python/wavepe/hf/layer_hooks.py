@@ -61,10 +61,10 @@ class LayerState:
     def learned(self, module: Any, keys: int, this: Pass, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {}
-        own = module._modules.get(MODULE_NAME)
-        if own is None and self.shared is None:
+        of_layer = module._modules.get(MODULE_NAME)
+        if of_layer is None and self.shared is None:
             return shared
-        varies = this.compiling or torch.is_grad_enabled()
+        varies = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if this.kept is None and this.cache is not None and not varies:
             this.kept = LearnedCache.of(this.cache)
         if self.shared is not None:
@@ -74,7 +74,7 @@ class LayerState:
                 shared = this.terms[keys]
             else:
                 shared = this.terms[keys] = self.shared(keys, this.kept)
-        return shared if own is None else own(keys, this.kept, shared, x)
+        return shared if of_layer is None else of_layer(keys, this.kept, shared, x)
 
 
 STOCK = LayerState(())

@@ -100,8 +100,8 @@ class _InitWeights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner = state["owner"]
-        for one in state["shared"]:
-            one.owner = self.owner
+        for shared in state["shared"]:
+            shared.owner = self.owner
 
 
 def learned_ids(model: nn.Module) -> set[int]:

@@ -31,7 +31,7 @@ class Parts:
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     shared: Learned | None = None
-    own: dict[nn.Module, Learned] = field(default_factory=dict)
+    by_layer: dict[nn.Module, Learned] = field(default_factory=dict)
     # Parts whose keys depend on more than the spec: on the model's base or the sequence length.
     cache_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
 
@@ -139,7 +139,7 @@ class Builder:
             self.scores[key] = Scores(encoding, *size, True, rotated_dims)
         return self.scores[key]
 
-    def learn(self, whole: Encoding | None, attentions: list[Any], sizes: list[Size]) -> None:
+    def learn(self, combined: Encoding | None, attentions: list[Any], sizes: list[Size]) -> None:
         """Build the parameters that layers share, and those of each layer.
 
         Raises
@@ -147,8 +147,8 @@ class Builder:
         ValueError
             Layers with heads of several sizes would share a table.
         """
-        whole = self.learned_here(whole)
-        if whole is None:
+        combined = self.learned_here(combined)
+        if combined is None:
             return
         learning = []
         for attention, layer, size in zip(attentions, self.parts.layers, sizes, strict=True):
@@ -156,24 +156,24 @@ class Builder:
             if encoding is not None and encoding.learns:
                 learning.append((attention, layer, encoding, size))
         learning_sizes, dim = [size for *_, size in learning] or sizes, self.config.hidden_size
-        shared = Learned(whole, *learning_sizes[0], True, layer=False, dim=dim)
-        by_heads = {"bias", "sinks"}.issuperset(whole.learns)  # whatever the head size is
+        shared = Learned(combined, *learning_sizes[0], True, layer=False, dim=dim)
+        by_heads = {"bias", "sinks"}.issuperset(combined.learns)  # whatever the head size is
         different = sorted({size.heads if by_heads else size.head_dim for size in learning_sizes})
         if shared.has_parameters and len(different) > 1:
             what, these = ("numbers", "heads") if by_heads else ("one table", "heads of the sizes")
             raise ValueError(
-                f"{whole} learns {what} for its layers, but in this model these have {these} "
+                f"{combined} learns {what} for its layers, but in this model these have {these} "
                 f"{' and '.join(map(str, different))}: name layers of one size, as in "
-                f"{{'0-3': '{whole}'}}"
+                f"{{'0-3': '{combined}'}}"
             )
         if shared.has_parameters:
             self.parts.shared = shared
         for attention, layer, encoding, size in learning:
             if self.parts.shared is not None:
-                layer.shared = SharedLearned(whole, self.owner)
-            of_layer = Learned(named_as_in(whole, encoding), *size, True, layer=True, dim=dim)
+                layer.shared = SharedLearned(combined, self.owner)
+            of_layer = Learned(named_as_in(combined, encoding), *size, True, layer=True, dim=dim)
             if of_layer.has_parameters:
-                self.parts.own[attention] = of_layer
+                self.parts.by_layer[attention] = of_layer
 
     def learned_here(self, encoding: Encoding | None) -> Encoding | None:
         """Leave out the part whose parameters the model has already (Inkling)."""

@@ -222,9 +222,9 @@ class Pass:
         after = real & (before >= 0)
         begins = after & (step <= 0)
         if counting is not None:
-            own = isinstance(self.mask, Tensor) and self.mask.ndim == 4 and known is None
+            pairs = isinstance(self.mask, Tensor) and self.mask.ndim == 4 and known is None
             good = ~after | (step == index - before)
-            good = good if own else good | begins  # with a mask of one's own nothing is packed
+            good = good if pairs else good | begins  # a mask of queries x keys packs nothing
             if waits or self.compiling:
                 if not (self.compiling and wants_standard()):
                     where = "a compiled model" if self.compiling else "a model on this device"
