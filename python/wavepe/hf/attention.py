@@ -120,7 +120,9 @@ def attention_forward(
     elif weights is None:
         weights = module.config.output_attentions
     learned: Terms = {}
-    if score is not None and this is not None:
+    if score is not None and query.shape[1] != score.heads:
+        _check_split(score, query.shape[1])
+    if layer.learns and this is not None:
         key, learned = _learned(module, layer, this, query, key, position_bias)
     options: dict[str, Any] = {
         "offset": key.shape[2] - query.shape[2] if offset is None else offset,
@@ -229,8 +231,6 @@ def _learned(
 ) -> tuple[Tensor, Terms]:
     """Return the keys, with their decay, and what the encoding of a layer has learned."""
     score: Any = layer.score
-    if q.shape[1] != score.heads:
-        _check_split(score, q.shape[1])
     terms = this.learned
     if terms is None:
         terms = layer.learned(module, k.shape[2], this, this.hidden)
@@ -280,11 +280,11 @@ def _check_counts_no_hidden(score: Scores, module: Any) -> None:
         )
 
 
-def _check_split(score: Scores, given: int) -> None:
+def _check_split(score: Scores, heads: int) -> None:
     """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
     if score.encoding.learns or score.encoding.terms != ("table",):
         raise ValueError(
-            f"{score.encoding} needs all {score.heads} heads in one process, got {given}: with "
+            f"{score.encoding} needs all {score.heads} heads in one process, got {heads}: with "
             "tensor parallelism, heads would get the biases of other heads, or learned parameters "
             "would miss the gradients of other processes; use FSDP, or an encoding with one "
             "constant table for all heads (wavelet, rope)"

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..encodings import encoding
 from .families import argument_names
@@ -99,22 +99,17 @@ class EncodingGuard(CacheGuard):
         self.spec = _without_frequencies(spec) if parts else spec_text(spec)
         if any(part.follows_length for part in parts):
             self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
-        steady = all(part.steady_name for part in parts)
-        super().__init__(self._name(None, 1) if steady else None)
+        names = [part.steady_name for part in parts]
+        super().__init__(None if None in names else "; ".join(filter(None, [self.spec, *names])))
 
     def encoding(self, this: Pass) -> str:
         """Name the encoding of this pass and its frequencies."""
         if not self.parts:
             return self.spec
-        positions, length = None, 1
-        if not all(part.steady_name for part in self.parts):
-            positions, length = this.positions, this.length()
-        return self._name(positions, length)
-
-    def _name(self, positions: Tensor | None, length: int) -> str:
         names = [self.spec] if self.spec else []
         for part in self.parts:
-            names.append(part.steady_name or part.name(positions, length))
+            name = part.steady_name
+            names.append(part.name(this.positions, this.length()) if name is None else name)
         return "; ".join(names)
 
 
@@ -122,10 +117,10 @@ def _without_frequencies(spec: StoredSpec) -> str:
     """Return a spec for the names of a guard, where a part that rotates has a name of its own."""
     if not isinstance(spec, str):
         return spec_text(spec)
-    whole = encoding(spec)
-    if whole.parts == (whole,):  # its part's name tells it apart
+    combined = encoding(spec)
+    if combined.parts == (combined,):  # its part's name tells it apart
         return ""
-    texts = [(part.name if part.rotates else str(part), place) for part, place in whole.placed]
+    texts = [(part.name if part.rotates else str(part), place) for part, place in combined.placed]
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 

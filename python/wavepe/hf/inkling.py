@@ -35,8 +35,8 @@ def keep_queries(attention: Any, score: Scores | None) -> None:
     Layers of other families stay as they are.
     """
     if (logits := getattr(attention, "rel_logits_proj", None)) is not None:
-        own = score is not None and any(map(is_own, score.encoding.parts))
-        logits.forward = _queries if own else _nothing
+        keeps_table = score is not None and any(map(is_own, score.encoding.parts))
+        logits.forward = _queries if keeps_table else _nothing
 
 
 def restore(attention: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from ..positions import LearnedCache, Rotated, Scores, Terms
 from . import families, foreign
@@ -16,6 +18,9 @@ from .learned import MODULE_NAME, SharedLearned
 from .pairs import Layout
 from .passes import PASS, Pass
 from .rotary import CosSin, Rotary
+
+# The argument is the number of queries; transformers 5.0 takes their places instead.
+SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
 
 @dataclass
@@ -37,6 +42,8 @@ class LayerState:
         Index of this layer's rotation, if the model has several.
     rotary : Rotary, optional
         Module that computes the angles, for a layer that stands alone, outside a model.
+    learns : bool
+        Whether the encoding in the scores has parameters.
     """
 
     names: tuple[str, ...]
@@ -45,14 +52,19 @@ class LayerState:
     angle_layout: Layout | None = None
     rotation: int | None = None
     rotary: Rotary | None = None
+    learns: bool = False
+
+    def set_score(self, score: Scores) -> None:
+        """Set what the encoding adds to the scores."""
+        self.score, self.learns = score, bool(score.encoding.learns)
 
     def learned(self, module: Any, keys: int, this: Pass, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {}
-        own = module._modules.get(MODULE_NAME)
-        if own is None and self.shared is None:
+        of_layer = module._modules.get(MODULE_NAME)
+        if of_layer is None and self.shared is None:
             return shared
-        varies = this.compiling or torch.is_grad_enabled()
+        varies = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if this.kept is None and this.cache is not None and not varies:
             this.kept = LearnedCache.of(this.cache)
         if self.shared is not None:
@@ -62,7 +74,7 @@ class LayerState:
                 shared = this.terms[keys]
             else:
                 shared = this.terms[keys] = self.shared(keys, this.kept)
-        return shared if own is None else own(keys, this.kept, shared, x)
+        return shared if of_layer is None else of_layer(keys, this.kept, shared, x)
 
 
 STOCK = LayerState(())
@@ -114,7 +126,8 @@ def before_attention(
     if this.waiting:
         raise foreign.forward_replaced(type(module), module.config)
     this.ran = this.waiting = True
-    this.hidden = hidden = kwargs["hidden_states"]
+    hidden = kwargs["hidden_states"]
+    this.hidden = hidden if layer.learns else None
     if this.cache is not None and not this.queries_last:
         this.offset = _offset(module, this, hidden.shape[1])
     if layer.rotary is not None:
@@ -173,9 +186,12 @@ def _offset(module: Any, this: Pass, queries: int) -> int | Tensor:
     """
     if families.reuses_keys(module):
         return this.offsets[module.layer_type]
-    cached = this.cache.get_query_offset(module.layer_idx)
-    cached = cached.clone() if isinstance(cached, Tensor) else cached
-    _, first = this.cache.get_mask_sizes(queries, module.layer_idx)
+    cached = this.cached
+    if hasattr(this.cache, "get_query_offset"):
+        cached = this.cache.get_query_offset(module.layer_idx)
+        cached = cached.clone() if isinstance(cached, Tensor) else cached
+    size = queries if SIZES_BY_LENGTH else torch.arange(queries) + cached
+    _, first = this.cache.get_mask_sizes(size, module.layer_idx)
     offset = cached - first
     if families.stores_keys(module):
         this.offsets[module.layer_type] = offset

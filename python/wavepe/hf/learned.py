@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-try:
-    from transformers.initialization import copy_
-except ImportError:  # transformers < 5 calls _init_weights only for what a checkpoint lacks
-
-    @torch.no_grad()
-    def copy_(tensor: Tensor, other: Tensor) -> Tensor:
-        return tensor.copy_(other)
-
+from torch import nn
+from transformers.initialization import copy_
 
 from ..encodings import Encoding
 from ..positions import Learned, LearnedCache, Terms
@@ -26,7 +17,7 @@ MODULE_NAME = "position_encoding"
 
 
 class SharedLearned:
-    """What the layers of a model learn together, as each layer calls it.
+    """Let a layer call the module that holds the parameters shared by all layers.
 
     The layers look the module up by its name in the model, because a wrapper, of PEFT for example,
     may have replaced it. A layer that is pickled alone loses its model; see `_InitWeights`.
@@ -54,7 +45,7 @@ class SharedLearned:
         return terms
 
 
-def attach(owner: Any, shared: Learned | None, own: Mapping[Any, Learned]) -> None:
+def attach(owner: Any, shared: Learned | None, by_layer: Mapping[Any, Learned]) -> None:
     """Make learned parameters modules of a model and its layers, or of a layer that stands alone.
 
     Parameters
@@ -62,19 +53,18 @@ def attach(owner: Any, shared: Learned | None, own: Mapping[Any, Learned]) -> No
     owner : Module
         The base model, or the layer.
     shared : Learned, optional
-        What its layers share.
-    own : mapping of Module to Learned
-        What each layer has for itself.
+        The parameters that its layers share.
+    by_layer : mapping of Module to Learned
+        The parameters that each layer has for itself.
     """
-    every = [*own.items(), *([] if shared is None else [(owner, shared)])]
-    for place, learned in every:
+    modules = [*by_layer.items(), *([] if shared is None else [(owner, shared)])]
+    for place, learned in modules:
         # Weights of a quantised layer may be integers.
         floating = (x for part in (place, owner) for x in part.parameters())
         first = next(x for x in floating if x.is_floating_point())
         if not first.is_meta:  # else from_pretrained chooses device and dtype
             learned.to(first.device, first.dtype)
-        learned.train(place.training)
-    for place, learned in every:
+    for place, learned in modules:
         setattr(place, MODULE_NAME, learned)
         # Loading initialises what a checkpoint lacks by this method, which knows no `Learned`.
         owner._init_weights = _InitWeights(owner)
@@ -110,8 +100,8 @@ class _InitWeights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner = state["owner"]
-        for one in state["shared"]:
-            one.owner = self.owner
+        for shared in state["shared"]:
+            shared.owner = self.owner
 
 
 def learned_ids(model: nn.Module) -> set[int]:

@@ -22,12 +22,12 @@ KEY_MASK = torch.uint8  # dtype of a mask that is 0 or 1 for each key
 SEGMENTS = torch.int64  # dtype of a mask of packed sequences
 
 
-def attention_mask(**given: Any) -> Tensor | None:
+def attention_mask(**arguments: Any) -> Tensor | None:
     """Return the mask of a forward pass; transformers calls this function.
 
     Parameters
     ----------
-    **given
+    **arguments
         The arguments of `transformers.masking_utils.sdpa_mask`, and the configuration as `config`.
 
     Returns
@@ -49,28 +49,28 @@ def attention_mask(**given: Any) -> Tensor | None:
     ValueError
         The attention is not causal, and the encoding changes the scores.
     """
-    function, padding = given["mask_function"], given.get("attention_mask")
-    if function is getattr(masking_utils, "bidirectional_mask_function", None):
-        stored = getattr(given["config"], "position_encoding", "none")
+    function, padding = arguments["mask_function"], arguments.get("attention_mask")
+    if function is masking_utils.bidirectional_mask_function:
+        stored = getattr(arguments["config"], "position_encoding", "none")
         for spec in [stored] if isinstance(stored, str) else stored.values():
             if _in_scores(spec):
                 raise ValueError(f"{spec} needs causal attention, got config.is_causal=False")
-        return masking_utils.sdpa_mask(**given)
-    if given.get("use_vmap") or (padding is not None and padding.ndim != 2):
-        return masking_utils.sdpa_mask(**given)
-    stock = not hasattr(given["config"], "position_encoding")
-    if stock and (function is not masking_utils.causal_mask_function or not _is_aligned(given)):
-        return masking_utils.sdpa_mask(**{**given, "allow_is_causal_skip": False})
-    first, keys = given.get("kv_offset", 0), given["kv_length"]
+        return masking_utils.sdpa_mask(**arguments)
+    if arguments.get("use_vmap") or (padding is not None and padding.ndim != 2):
+        return masking_utils.sdpa_mask(**arguments)
+    stock = not hasattr(arguments["config"], "position_encoding")
+    if stock and (function is not masking_utils.causal_mask_function or not _is_aligned(arguments)):
+        return masking_utils.sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
+    first, keys = arguments.get("kv_offset", 0), arguments["kv_length"]
     if padding is not None:
         # A mask costs little for one query, so its values need not be read.
-        read = not reading_waits(padding.device) or _queries(given) > 1
-        read = read and may_read_values(padding.device, given["config"])
-        return visible_keys(padding, first, keys, read)
-    if function is masking_utils.causal_mask_function or keys != _queries(given):
+        check_values = not reading_waits(padding.device) or _queries(arguments) > 1
+        check_values = check_values and may_read_values(padding.device, arguments["config"])
+        return visible_keys(padding, first, keys, check_values)
+    if function is masking_utils.causal_mask_function or keys != _queries(arguments):
         return None  # transformers finds packed sequences only without a cache
-    device = given["device"] if "device" in given else given["cache_position"].device
-    return _packed(function, given["batch_size"], keys, device)
+    device = arguments["device"] if "device" in arguments else arguments["cache_position"].device
+    return _packed(function, arguments["batch_size"], keys, device)
 
 
 def reading_waits(device: torch.device) -> bool:
@@ -106,24 +106,26 @@ def _in_scores(spec: str) -> bool:
     return encoding(spec).in_scores
 
 
-def _queries(given: dict[str, Any]) -> int:
-    # transformers < 5 passes the positions of the queries, not their number.
-    return given["q_length"] if "q_length" in given else given["cache_position"].shape[0]
+def _queries(arguments: dict[str, Any]) -> int:
+    # transformers 5.0 passes the places of the queries, not their number.
+    if "q_length" in arguments:
+        return arguments["q_length"]
+    return arguments["cache_position"].shape[0]
 
 
-def _is_aligned(given: dict[str, Any]) -> bool:
+def _is_aligned(arguments: dict[str, Any]) -> bool:
     """Return whether the last query is known to be at the position of the last key."""
-    queries, keys = _queries(given), given["kv_length"]
+    queries, keys = _queries(arguments), arguments["kv_length"]
     if queries == keys:
         return True
-    index = given["q_offset"] if "q_offset" in given else given["cache_position"][0]
-    index = index - given.get("kv_offset", 0)
+    index = arguments["q_offset"] if "q_offset" in arguments else arguments["cache_position"][0]
+    index = index - arguments.get("kv_offset", 0)
     if isinstance(index, Tensor) and torch.compiler.is_compiling():
         return False
     return int(index) + queries == keys
 
 
-def visible_keys(padding: Tensor, first: int | Tensor, keys: int, read: bool) -> Tensor | None:
+def visible_keys(padding: Tensor, first: int, keys: int, check_values: bool) -> Tensor | None:
     """Return a mask (B, 1, 1, keys) that is 1 for keys that are not padding.
 
     Keys beyond the end of `padding` are the unused room of a static cache: their mask is 0.
@@ -132,39 +134,37 @@ def visible_keys(padding: Tensor, first: int | Tensor, keys: int, read: bool) ->
     ----------
     padding : Tensor (B, tokens so far)
         The user's mask: 0 for padding.
-    first : int or Tensor ()
+    first : int
         Position of the first key. A cache with a window has dropped the keys before it.
     keys : int
         Number of keys.
-    read : bool
+    check_values : bool
         Read the values, and return None if all keys are visible.
     """
-    if isinstance(first, Tensor):  # a static cache of transformers < 4.57
-        index = torch.arange(keys, device=padding.device) + first
-        known = index < padding.shape[1]
-        padding = padding[:, index.clamp(max=padding.shape[1] - 1)].bool() & known
-    else:
-        if (missing := first + keys - padding.shape[1]) > 0:
-            padding = pad(padding, (0, missing))
-        padding = padding[:, first : first + keys].bool()
-    if read and padding.all():
+    if (missing := first + keys - padding.shape[1]) > 0:
+        padding = pad(padding, (0, missing))
+    padding = padding[:, first : first + keys].bool()
+    if check_values and padding.all():
         return None
     return padding[:, None, None].to(KEY_MASK)
 
 
 def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
-    """Return the mask of packed sequences, from transformers' rule of who sees whom.
+    """Return the mask of packed sequences that transformers has found.
 
-    The rule is a function of two positions. A token that does not see the token before it begins a
-    new sequence.
+    Its rule says whether a token sees another. A token that does not see the token before it begins
+    a new sequence.
     """
     index = torch.arange(keys, device=device)[None]
     rows = torch.arange(batch, device=device)[:, None]
     joined = function(rows, torch.zeros_like(rows), index, (index - 1).clamp(min=0))
-    return segment_mask(~joined.expand(batch, -1), None, not torch.compiler.is_compiling())
+    begins = ~joined.expand(batch, -1)
+    if not torch.compiler.is_compiling() and not begins[:, 1:].any():
+        return None
+    return segment_mask(begins, None)
 
 
-def segment_mask(begins: Tensor, padding: Tensor | None, read: bool) -> Tensor | None:
+def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
     """Return the mask of packed sequences: the number of each token's sequence, 0 for padding.
 
     Parameters
@@ -173,16 +173,12 @@ def segment_mask(begins: Tensor, padding: Tensor | None, read: bool) -> Tensor |
         True at the first token of each sequence. The first token of a row always begins one.
     padding : Tensor (B, n), optional
         0 or False at padding.
-    read : bool
-        Read the values, and return None if each row is one sequence without padding.
     """
     begins = begins.clone()
     begins[:, :1] = True
     numbers = begins.long().cumsum(-1)
     if padding is not None:
         numbers = numbers * padding.bool()
-    elif read and not begins[:, 1:].any():
-        return None
     return numbers[:, None, None].to(SEGMENTS)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ..encodings import Encoding
-from ..ops._compiler import wants_standard
+from ..ops._compiler import is_compiling, wants_standard
 from ..ops._torch_private import assert_async
 from ..positions import LearnedCache, Rotated, Terms
 from ..positions.tokens import largest_so_far, token_positions, value_before
@@ -97,9 +97,7 @@ class Pass:
                 continue
             if hasattr(value, "get_seq_length"):
                 self.cache = value
-                cached = value.get_seq_length() if layer is None else value.get_query_offset(layer)
-                # The cache goes on counting in its tensor.
-                self.cached = cached.clone() if isinstance(cached, Tensor) else cached
+                self.cached = _cached_tokens(value, layer, kwargs.get("cache_position"))
                 break
             if name == "cache":
                 raise ValueError(
@@ -111,7 +109,7 @@ class Pass:
         self.positions: Tensor | None = kwargs.get("position_ids")
         self.mask: Any = kwargs.get("attention_mask")
         self.weights: bool | None = kwargs.get("output_attentions")
-        self.compiling = torch.compiler.is_compiling()
+        self.compiling = is_compiling()
         self.offsets: dict[str, int | Tensor] = {}
         self.terms: dict[int, Terms] = {}
 
@@ -224,9 +222,9 @@ class Pass:
         after = real & (before >= 0)
         begins = after & (step <= 0)
         if counting is not None:
-            own = isinstance(self.mask, Tensor) and self.mask.ndim == 4 and known is None
+            pairs = isinstance(self.mask, Tensor) and self.mask.ndim == 4 and known is None
             good = ~after | (step == index - before)
-            good = good if own else good | begins  # with a mask of one's own nothing is packed
+            good = good if pairs else good | begins  # a mask of queries x keys packs nothing
             if waits or self.compiling:
                 if not (self.compiling and wants_standard()):
                     where = "a compiled model" if self.compiling else "a model on this device"
@@ -361,7 +359,7 @@ class Pass:
         if not read:
             # Nothing may depend on values, so a row of one sequence gets a mask too.
             if cache is None:
-                self._set_mask(masks.segment_mask(begins, padding, read))
+                self._set_mask(masks.segment_mask(begins, padding))
             return
         if cache is not None and self.cached > 0:
             starts = begins[:, 1:].any(0).nonzero().flatten() + 1
@@ -375,7 +373,7 @@ class Pass:
             self.kwargs["use_cache"] = False  # packed sequences cannot be continued
         else:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-        self._set_mask(masks.segment_mask(begins, padding, read))
+        self._set_mask(masks.segment_mask(begins, padding))
 
     def _set_mask(self, mask: Tensor | None) -> None:
         self.mask = self.kwargs["attention_mask"] = mask
@@ -397,6 +395,18 @@ def caches_in(output: Any) -> Iterable[Any]:
     """Return the caches in the output of a base model."""
     values = output.values() if isinstance(output, Mapping) else output
     return filter(families.is_cache, values if isinstance(values, Iterable) else ())
+
+
+def _cached_tokens(cache: Any, layer: int | None, places: Tensor | None) -> int | Tensor:
+    """Return the number of tokens in a cache, or in its entry of a layer."""
+    if layer is None:
+        cached = cache.get_seq_length()
+    else:
+        cached = getattr(cache, "get_query_offset", cache.get_seq_length)(layer)
+    if not isinstance(cached, Tensor):
+        return cached
+    # Static caches go on counting in their tensor; those of transformers 5.0 miscount.
+    return cached.clone() if places is None else places[0]
 
 
 def _leave_packed(cache: Any) -> None:

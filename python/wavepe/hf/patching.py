@@ -40,11 +40,8 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A causal decoder of a supported family, or a model with a head around one: Llama, Mistral,
-        Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral,
-        Qwen2-MoE, Qwen3-MoE, OLMoE, OLMo 3, Ministral 3, GLM-4, Cohere 2, Gemma 4 (text), Granite
-        SWA, GPT-OSS, Inkling (text). It is changed in place. Give the outermost model, the one that
-        will be saved.
+        A causal decoder of a family in `supported_families()`, or a model with a head around one.
+        It is changed in place. Give the outermost model, the one that will be saved.
     encoding : str, dict or Encoding
         One encoding, in any form that `wavepe.encoding` takes. A "rope" without theta uses the base
         of the model, without a type its scaling too, and its pairs. A dict of layer ranges makes a
@@ -227,8 +224,8 @@ def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
     'alibi'
     """
     families.need_module(model)
-    found = (installed(module) for module in model.modules())
-    return next((record.spec for record in found if record is not None), None)
+    records = (installed(module) for module in model.modules())
+    return next((record.spec for record in records if record is not None), None)
 
 
 def patch_llama(encoding: Spec, **options: Any) -> None:

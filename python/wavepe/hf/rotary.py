@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from typing import Any, NamedTuple, cast
@@ -54,12 +55,13 @@ class Rotary(nn.Module):
     def __init__(self, stock: nn.Module, config: PretrainedConfig, slot: Slot) -> None:
         super().__init__()
         self.stock = stock
-        own = slot.module.startswith(rope_config.EACH_BASE)
-        self.config: Any = _OfSlot(config, slot) if own else config
+        has_own_base = slot.module.startswith(rope_config.EACH_BASE)
+        self.config: Any = _SlotConfig(config, slot) if has_own_base else config
         self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
         # The parameters of slots with a rotation that takes its base from the configuration.
-        self.read: dict[Slot, dict[str, Any]] = {}
+        self.config_parameters: dict[Slot, dict[str, Any]] = {}
+        self._all_parameters: Any = None  # of all slots, to see at once that none has changed
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
         """Add another rotation for layers of this slot."""
@@ -68,20 +70,23 @@ class Rotary(nn.Module):
             self.rotations[key] = nn.ModuleList()
         cast(nn.ModuleList, self.rotations[key]).append(rotation)
         if isinstance(rotation, RopeRotation) and rotation.reads_config:
-            self.read[slot] = rope_config.parameters(self.config, slot)
+            self.config_parameters[slot] = rope_config.parameters(self.config, slot)
+            self._all_parameters = copy.deepcopy(self.config.rope_parameters)
         self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """Return `CosSin` in the dtype of x, or a tuple of them if the layers differ."""
         check_config(self.config, self.spec)
-        if self.read and not torch.compiler.is_compiling():
+        checked = self.config_parameters and not torch.compiler.is_compiling()
+        if checked and self.config.rope_parameters != self._all_parameters:
             self._check_parameters()
         rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])
-        found = [rotation(x, position_ids) for rotation in rotations]
-        return found[0] if len(found) == 1 else tuple(found)
+        if len(rotations) == 1:
+            return rotations[0](x, position_ids)
+        return tuple([rotation(x, position_ids) for rotation in rotations])
 
     def _check_parameters(self) -> None:
-        for slot, before in self.read.items():
+        for slot, before in self.config_parameters.items():
             now = rope_config.parameters(self.config, slot)
             if now != before:
                 raise ValueError(
@@ -103,7 +108,7 @@ def check_config(config: Any, spec: StoredSpec) -> None:
         raise changed_encoding(spec, config.position_encoding)
 
 
-class _OfSlot:
+class _SlotConfig:
     """The configuration of a model with the rope parameters of one slot.
 
     Granite SWA reads there which base a module has.
@@ -199,17 +204,20 @@ class RopeRotation(nn.Module):
         self.rotation.fix(length)
 
     def _name(self, label: str, position_ids: Tensor | None, length: int) -> str:
-        found = self.rotation.needed(length, position_ids, self.training)
-        return frequency_name(label, found.array.tobytes(), repr(found.factor).encode())
+        frequencies = self.rotation.needed(length, position_ids, self.training)
+        factor = repr(frequencies.factor).encode()
+        return frequency_name(label, frequencies.array.tobytes(), factor)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
         if self.config.max_position_embeddings != self.rotation.trained_length:
             self._check_trained_length(self.config.max_position_embeddings)
-        found = self.rotation.needed(1, position_ids, self.training)
+        frequencies = self.rotation.needed(1, position_ids, self.training)
+        factor = frequencies.factor
         cos, sin = ops.rope_table(
-            position_ids, found.on(x), attention_factor=found.factor, dtype=wide(x)
+            position_ids, frequencies.on(x), attention_factor=factor, dtype=wide(x)
         )
-        return CosSin(*(self.layout.widen(angles).to(x.dtype) for angles in (cos, sin)))
+        widen = self.layout.widen
+        return CosSin(widen(cos).to(x.dtype), widen(sin).to(x.dtype))
 
     @torch.compiler.assume_constant_result
     def _check_trained_length(self, changed: int) -> None:
@@ -232,18 +240,18 @@ def with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     ignored = getattr(config, "ignore_keys_at_rope_validation", None) or ()  # None in 5.0
     for key in set(ignored) - PARAMETERS.keys():
         parameters.pop(key, None)  # the family's layers read it, and not its rotary module
-    given, problems = standard_parameters(parameters, config.max_position_embeddings)
-    kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
+    options, problems = standard_parameters(parameters, config.max_position_embeddings)
+    kind, theta = options.pop("rope_type"), options.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
     if families.of(config).is_partial and kind != "proportional":
         # `dims` is the rotated part already, and the frequencies are those of all its dims.
-        given.pop("partial_rotary_factor", None)
+        options.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":
         return encoding
     for problem in problems:
         warnings.warn(f"rope_parameters of the model: {problem}", stacklevel=2)
     try:
-        return dataclasses.replace(encoding, type=kind, **given)
+        return dataclasses.replace(encoding, type=kind, **options)
     except ValueError as error:
         raise ValueError(
             f"{encoding} takes the scaling of this model, rope_type {kind!r}, and does not fit it: "

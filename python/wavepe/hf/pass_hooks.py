@@ -1,0 +1,74 @@
+"""The hooks of a patched base model: they read each pass, and check it before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ..positions.tables import refuse_trace
+from . import families
+from .cache_guard import EncodingGuard
+from .foreign import ReplacedForwardCheck
+from .layers import StoredSpec, spec_text
+from .parts import Parts
+from .passes import PASS, Pass, measures_tokens
+from .rotary import check_config
+
+
+class PassHooks:
+    """Reads each pass through a base model, and checks it before and after."""
+
+    def __init__(self, base: nn.Module, config: Any, spec: StoredSpec, parts: Parts) -> None:
+        self.names = families.argument_names(base)
+        self.spec, self.stored = spec_text(spec), spec
+        self.forwards = ReplacedForwardCheck(base)
+        self.absolute = parts.absolute
+        self.config = None if parts.rotaries else config  # else a `Rotary` looks at it
+        scores = [layer.score for layer in parts.layers if layer.score is not None]
+        counting = (score.encoding for score in scores if measures_tokens(score.encoding))
+        self.counting = next(counting, None)
+        self.reads_positions = any(score.reads_positions for score in scores)
+        self.cuts_logits = "logits_to_keep" in self.names
+        self.guard = EncodingGuard(spec, parts.cache_parts)
+
+    def attach(self, base: nn.Module) -> list[RemovableHandle]:
+        # The first of all hooks, because others may read the positions that it finds.
+        before = base.register_forward_pre_hook(self.before, with_kwargs=True, prepend=True)
+        return [before, base.register_forward_hook(self.after, with_kwargs=True)]
+
+    def before(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        this = Pass(self.names, args, kwargs)
+        refuse_trace(self.spec)
+        kwargs = this.kwargs
+        self.forwards.before(this)
+        if self.config is not None:
+            check_config(self.config, self.stored)
+        if this.weights is None:  # transformers asks by the argument or by the configuration
+            this.weights = module.config.output_attentions
+        if self.reads_positions and this.positions is None:
+            this.set_positions(this.positions_by_mask())
+        if self.cuts_logits:
+            # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
+            kwargs["logits_to_keep"] = None
+        this.read_sequences(module, self.counting)
+        if self.absolute is not None:
+            self.absolute.add(module, this)
+        self.guard.before(this)
+        this.kwargs = {}  # else they would hold each other
+        kwargs[PASS] = this
+        return args[len(self.names) :], kwargs
+
+    def after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        this: Pass = kwargs[PASS]
+        if this.waiting or not this.ran:
+            self.forwards.after(this)
+        if this.cache is None:
+            self.guard.after(this, output)
+        if this.shifts is not None:
+            this.note_shifts(output)
