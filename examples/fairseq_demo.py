@@ -25,7 +25,8 @@ import matplotlib
 from fairseq_text import write_text
 from wavepe.analysis.plots.drawing import line_looks
 from wavepe.experiments.environment import cpu_name, version_of
-from wavepe.experiments.report import console_table
+from wavepe.experiments.report import headings, rows_of
+from wavepe.experiments.tables import print_rows
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -296,7 +297,8 @@ def print_table(results: dict) -> None:
         runs = [run for run in results["runs"] if run["protocol"] == protocol]
         lengths = sorted(map(int, runs[0]["perplexity"]))
         print(f"\nPerplexity per word, {protocol}: {words} (* best of its column)")
-        console_table(runs, lengths, results["train_length"])
+        heads = headings(lengths, results["train_length"])
+        print_rows("encoding", heads, rows_of(runs, lengths))
 
 
 def draw(results: dict, path: Path) -> None:

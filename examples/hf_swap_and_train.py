@@ -33,7 +33,8 @@ from wavepe.analysis import perplexity
 from wavepe.common.errors import CommandError
 from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
 from wavepe.experiments.environment import environment
-from wavepe.experiments.report import console_table
+from wavepe.experiments.report import headings, rows_of
+from wavepe.experiments.tables import print_rows
 
 TIMES = (1, 4)  # evaluated lengths, as multiples of the trained one
 HEADS = 4
@@ -190,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"\nPerplexity per byte of held-out text, trained on {args.length} bytes (* best)")
     lengths = list(map(int, results["runs"][0]["perplexity"]))
-    console_table(results["runs"], lengths, args.length)
+    rows = rows_of(results["runs"], lengths)
+    print_rows("encoding", headings(lengths, args.length), rows)
     print(f"wrote {args.out / 'results.json'}")
     return 0
 

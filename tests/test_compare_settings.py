@@ -67,9 +67,9 @@ def test_rows_trained_alike_share_a_training():
 @pytest.mark.parametrize(
     ("text", "name", "options"),
     [
-        ("whole", "whole", ("whole", None, None)),
-        ("blocks", "blocks:64", ("blocks", 64, None)),
-        ("blocks:32", "blocks:32", ("blocks", 32, None)),
+        ("whole", "whole", ("whole",)),
+        ("blocks", "blocks:64", ("blocks", 64)),
+        ("blocks:32", "blocks:32", ("blocks", 32)),
         ("sliding", "sliding:64/32", ("sliding", 64, 32)),
         ("sliding:32", "sliding:32/16", ("sliding", 32, 16)),
         ("sliding:32/5", "sliding:32/5", ("sliding", 32, 5)),
@@ -414,12 +414,11 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Report([10, 10, 10], quiet=False) as progress:
         progress.skip(0, 10)
-        tell = progress.teller(1)
-        tell("doing", LONG[0])
-        tell("step", 1, 5.5)
-        tell("step", 2, 5.25)
+        progress.doing(1, LONG[0])
+        progress.step(1, 1, 5.5)
+        progress.step(1, 2, 5.25)
         progress._progress.refresh()
-        tell("note", "a path:key:name")
+        progress.note(1, "a path:key:name")
     text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stderr.getvalue())  # colours, then movements
     text = re.sub(r"\x1b\[[0-9?]*[A-Zhl]", "\n", text)
     assert "…" not in text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wavepe.experiments.report import markdown_table
+from wavepe.experiments.report import headings, rows_of
+from wavepe.experiments.tables import markdown_rows
 
 from benchmarks import fairseq_training
 from benchmarks.command import RESULTS
@@ -33,7 +34,7 @@ def demo(results: dict) -> str:
         runs = [run for run in results["runs"] if run["protocol"] == protocol]
         lengths = sorted(map(int, runs[0]["perplexity"]))
         lines += [f"{words}:", ""]
-        lines += [markdown_table(runs, lengths, length)]
+        lines += [markdown_rows("encoding", headings(lengths, length), rows_of(runs, lengths))]
     seconds = {run["seconds"] for run in results["runs"]}
     package = "fairseq" if "fairseq" in about else "fairseq-fixed"
     made = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wavepe.experiments.report import markdown_table
+from wavepe.experiments.report import headings, rows_of
+from wavepe.experiments.tables import markdown_rows
 
 from .pages import in_threads, kept, wrapped
 
@@ -20,7 +21,8 @@ def blocks(root: Path) -> dict[str, str]:
     about, settings = results["environment"], results["settings"]
     threads = in_threads(about["threads"])
     runs, length = results["runs"], results["train_length"]
-    table = markdown_table(runs, list(map(int, runs[0]["perplexity"])), length)
+    lengths = list(map(int, runs[0]["perplexity"]))
+    table = markdown_rows("encoding", headings(lengths, length), rows_of(runs, lengths))
     made = (
         f"Figures are perplexities per byte of held-out text, whole sequences. The model has "
         f"{settings['layers']} layers of {settings['hidden']} and {results['parameters']:,} "

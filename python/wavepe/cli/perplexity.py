@@ -39,13 +39,12 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     protocol = _protocol(args, trained)
     text = tokens_for(loaded, args.data, lengths, args.tokens)
     values = measuring.perplexities(loaded, args, text.ids, lengths, **protocol.options)
-    title = (
-        f"Perplexity per {loaded.unit} of {loaded.name}, protocol {protocol.name} ({protocol.text})"
-    )
+    how = f"protocol {protocol.protocol} ({protocol.text})"
+    title = f"Perplexity per {loaded.unit} of {loaded.name}, {how}"
     heads = headings(lengths, trained) if trained else lengths
     row = (loaded.name, [f"{value:.2f}" for value in values.values()])
     print_table(f"{title}, on {text.description}", "model", heads, [row])
-    figures = {**loaded.facts(text.description), **protocol.used, "perplexity": values}
+    figures = {**loaded.facts(text.description), **protocol.options, "perplexity": values}
     return figures, partial(
         plots.perplexity_by_length, [{"encoding": loaded.name, "seed": 0, "perplexity": values}],
         train_length=trained or min(lengths), title=title, unit=loaded.unit,
@@ -56,7 +55,7 @@ def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
     protocol = Protocol.parse(args.protocol, trained_length or 0, "protocol")
     if protocol.window == 0:
         raise UsageError(
-            f"--protocol {args.protocol}: needs a window, such as {protocol.name}:512, because the "
-            "configuration of this model names no trained length"
+            f"--protocol {args.protocol}: needs a window, such as {protocol.protocol}:512, because "
+            "the configuration of this model names no trained length"
         )
     return protocol

@@ -56,29 +56,23 @@ class Adaptation:
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each state of the model: "model", and for each length the perplexity."""
         figures = self.adapted.perplexity
-        return [
-            {"model": label, **figures[name]}
-            for name, label in self._labels.items()
-            if name in figures
-        ]
+        names = [name for name in self._labels if name in figures]
+        return [{"model": self._labels[name], **figures[name]} for name in names]
 
     def to_json(self) -> str:
         """Return encoding, recipe, perplexities, settings and seconds as JSON."""
-        shown = {k: v for k, v in vars(self.adapted).items() if k != "model"}
-        return json.dumps(shown, indent=2)
+        return json.dumps({k: x for k, x in vars(self.adapted).items() if k != "model"}, indent=2)
 
     def plot(self, path: str | Path) -> None:
         """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib."""
         need_matplotlib("plot")
         from ..analysis.plots import perplexity_by_length
 
-        runs = [
-            {"encoding": self._labels[name], "seed": 0, "perplexity": figures}
-            for name, figures in self.adapted.perplexity.items()
-        ]
-        trained = self.adapted.settings["length"]
+        figures = self.adapted.perplexity.items()
+        runs = [{"encoding": self._labels[k], "seed": 0, "perplexity": x} for k, x in figures]
+        length = self.adapted.settings["length"]
         with new_file(Path(path)) as new:
-            perplexity_by_length(runs, new, train_length=trained, title=self.title, unit=self._unit)
+            perplexity_by_length(runs, new, train_length=length, title=self.title, unit=self._unit)
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
@@ -88,25 +82,28 @@ class Adaptation:
 
     @property
     def facts(self) -> list[str]:
-        """Return lines that say what was done."""
+        """Return lines about the encoding, the recipe and the training."""
         done = self.adapted
         again = f", {done.passes:.2g} times the text," if done.passes > 1 else ""
-        trained = f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s."
-        lines = [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained]
+        lines = [
+            f"Encoding: {done.encoding}",
+            f"Recipe {done.why}.",
+            f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s.",
+        ]
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
             lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
-        scaled = getattr(wavepe.encoding(done.encoding).rotary, "type", None)
-        return [*lines, *([] if scaled else [_ADVICE])]
+        is_scaled = getattr(wavepe.encoding(done.encoding).rotary, "type", None)
+        return lines if is_scaled else [*lines, _ADVICE]
 
     def __repr__(self) -> str:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
 
     def __str__(self) -> str:
         lengths = list(map(str, self.adapted.settings["lengths"]))
-        text = [f"# {self._name} with {self.adapted.encoding}", f"{self.title}.",
-                markdown_rows("model", lengths, self.rows), *self.facts]  # fmt: skip
-        return "\n\n".join(text) + "\n"
+        table = markdown_rows("model", lengths, self.rows)
+        heading = f"# {self._name} with {self.adapted.encoding}"
+        return "\n\n".join([heading, f"{self.title}.", table, *self.facts]) + "\n"
 
     _repr_markdown_ = __str__
 

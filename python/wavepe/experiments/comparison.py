@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from . import evaluation
 from .data import Text, evaluation_bytes
 from .environment import environment
 from .llama import batches, continued_model, new_model, plan_of
+from .progress import Report
 from .report import summary_of
 from .rows import Model, Row
 from .settings import Settings
@@ -46,10 +47,8 @@ class Work:
         """Return the held-out bytes that are evaluated."""
         return evaluation_bytes(self.text.held_out, self.settings.lengths, self.settings.eval_bytes)
 
-    def run(
-        self, model: Model, rows: Sequence[str], tell: loop.Tell, save: Callable[[Result], None]
-    ) -> None:
-        """Train the model unless it exists; evaluate `rows`, and pass each result to `save`."""
+    def run(self, model: Model, rows: Sequence[str], tell: loop.Tell) -> None:
+        """Train the model unless it exists; evaluate `rows`, and tell each "result"."""
         checkpoint, facts = self._trained(model.spec, model.seed, 0, tell)
         for number, row in enumerate(model.rows):
             if row.name not in rows:
@@ -63,7 +62,7 @@ class Work:
                 result = {**self._evaluated(evaluated, row, tell), "before": result}
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
-            save({**result, "seconds": round(seconds, 3)})
+            tell("result", {**result, "seconds": round(seconds, 3)})
             note_perplexities(evaluated, str(row.evaluated), result["perplexity"])
             figures = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
             tell("note", f"{row.name}: perplexity at {figures}, in {seconds:.0f} s")
@@ -176,6 +175,17 @@ class Comparison:
             ) from None
         return done, variants, devices
 
+    def teller(self, number: int, report: Report) -> loop.Tell:
+        """Return tell(event, *values), which saves a result, or shows the progress of a model."""
+
+        def tell(event: str, *values: Any) -> None:
+            if event == "result":
+                self._save(*values)
+            else:
+                getattr(report, event)(number, *values)
+
+        return tell
+
     @property
     def steps(self) -> list[int]:
         """Return the steps of each model, with those of further training."""
@@ -186,7 +196,7 @@ class Comparison:
         """Return the names of the model's rows that have no result yet."""
         return [row.name for row in model.rows if (row.name, model.seed) not in self.done]
 
-    def save(self, result: Result) -> None:
+    def _save(self, result: Result) -> None:
         """Add the result of a row to results.json."""
         self.done[result["encoding"], result["seed"]] = result
         write_json(self.folder.results, self._results())

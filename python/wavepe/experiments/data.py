@@ -17,8 +17,7 @@ from ..common.errors import UsageError
 from ..training.folder import results_of_adapt, settings_of_comparison
 
 SPLITS = ("test", "validation")
-# The fraction of the text in each split.
-HELD_OUT_SHARE = 0.05
+HELD_OUT_SHARE = 0.05  # of the text, in each split
 # Folders of the standard library with other packages, or with tests, which are mostly tables.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -48,11 +47,10 @@ def load_text(
     there are fewer than `train_length` + 1 bytes to train on, or than `longest` held-out bytes.
     """
     if path is None:
-        files, description = _standard_library()
-        read_bytes = sum(map(len, files.values()))
+        files, description, read_bytes = _standard_library()
+    elif not str(path):
+        raise UsageError("`data`: needs the name of a file or a folder, got an empty name")
     else:
-        if not str(path):
-            raise UsageError("`data`: needs the name of a file or a folder, got an empty name")
         files, description, read_bytes = _read(Path(path))
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
@@ -64,16 +62,11 @@ def load_text(
         )
     digest = hashlib.sha256()
     for part in (train, held_out):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return Text(
-        np.frombuffer(train, np.uint8),
-        np.frombuffer(held_out, np.uint8),
-        f"{description}, {len(files)} file{'s' * (len(files) > 1)}, {size} bytes",
-        digest.hexdigest(),
-        longest,
-        read_bytes,
-    )
+        digest.update(len(part).to_bytes(8, "little") + part)
+    description += f", {len(files)} file{'s' * (len(files) > 1)}, {size} bytes"
+    train_bytes, held_out_bytes = (np.frombuffer(part, np.uint8) for part in (train, held_out))
+    sha256 = digest.hexdigest()
+    return Text(train_bytes, held_out_bytes, description, sha256, longest, read_bytes)
 
 
 def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -> np.ndarray:
@@ -103,7 +96,24 @@ def evaluation_bytes(held_out: np.ndarray, lengths: Sequence[int], budget: int) 
     return np.concatenate([held_out[start : start + block] for start in starts])
 
 
-def _standard_library() -> tuple[dict[str, bytes], str]:
+def walk(root: Path) -> list[tuple[str, Path]]:
+    """Return (name below root, path) of every regular file, sorted by name.
+
+    Hidden files are skipped. So are folders of comparisons and adaptations, which may lie in the
+    data: they grow, and would change the text.
+    """
+    files = []
+    for folder, subfolders, names in os.walk(root, onerror=_unreadable):
+        if settings_of_comparison(Path(folder)) or results_of_adapt(Path(folder)):
+            subfolders.clear()
+            continue
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        files += [(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
+    return sorted(files)
+
+
+def _standard_library() -> tuple[dict[str, bytes], str, int]:
     root = Path(sysconfig.get_path("stdlib"))
     files = {
         name: _bytes(file)
@@ -112,7 +122,7 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
     }
     if not files:
         raise UsageError(f"the standard library at {root} holds no sources: give `data`")
-    return files, "the Python standard library's sources"
+    return files, "the Python standard library's sources", sum(map(len, files.values()))
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
@@ -124,39 +134,21 @@ def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
             )
         return {path.name: content}, str(path), len(content)
     if not path.is_dir():
-        what = "is a device" if path.exists() else "no such file or folder"
-        raise UsageError(f"`data` {path}: {what}")
-    read = {name: _bytes(file) for name, file in walk(path)}
-    files = {name: content for name, content in read.items() if content and b"\0" not in content}
+        raise UsageError(
+            f"`data` {path}: {'is a device' if path.exists() else 'no such file or folder'}"
+        )
+    contents = {name: _bytes(file) for name, file in walk(path)}
+    files = {name: content for name, content in contents.items() if content and 0 not in content}
     if not files:
         raise UsageError(f"`data` {path}: holds no text files")
-    return files, f"the text files of {path}", sum(map(len, read.values()))
-
-
-def walk(root: Path) -> list[tuple[str, Path]]:
-    """Return (name below root, path) of every regular file, sorted by name.
-
-    Hidden files are skipped. So are folders of comparisons and adaptations, which may lie in the
-    data: they grow, and would change the text.
-    """
-    found = []
-    for folder, subfolders, names in os.walk(root, onerror=_unreadable):
-        if settings_of_comparison(Path(folder)) or results_of_adapt(Path(folder)):
-            subfolders.clear()
-            continue
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            file = Path(folder, name)
-            if not name.startswith(".") and file.is_file():
-                found.append((file.relative_to(root).as_posix(), file))
-    return sorted(found)
+    return files, f"the text files of {path}", sum(map(len, contents.values()))
 
 
 def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        _unreadable(error)
 
 
 def _unreadable(error: OSError) -> NoReturn:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import wavepe
-from wavepe.analysis import perplexity, predicted_band
+from wavepe.analysis import measured_band, perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
 from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
@@ -38,35 +38,26 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the saved model with the encoding `spec` on the held-out bytes `tokens`.
 
-    Parameters
-    ----------
-    kept : mapping of int to Path, optional
-        Step -> checkpoint of the training, for "bands".
+    `kept` has the checkpoints of the training, for "bands": step -> folder.
 
     Returns
     -------
     dict
         "perplexity": {length: perplexity per byte, or per byte of a task's answers}, by the first
-        protocol of the settings.
-
-        "protocols": {protocol: {length: perplexity}}, if the settings name several.
-
-        "accuracy": {length: share of right answers}, for a task.
-
-        "bands": see `_bands`, if the settings ask for it and the encoding is rotary.
+        protocol of the settings. "protocols": {protocol: {length: perplexity}}, if the settings
+        name several. "accuracy": {length: share of right answers}, for a task. "bands": see
+        `_bands`, if the settings ask for it and the encoding is rotary.
     """
     model = load_model(folder, spec).to(device.place)
     with device.autocasting():
         if settings.task:
             return _answers(model, tokens, settings, device)
         held_out = torch.from_numpy(tokens.astype(np.int64))
-        by_protocol = {}
-        for name in settings.protocols:
-            options = Protocol.parse(name, settings.train_length).options
-            by_protocol[name] = {
-                str(length): perplexity(model, held_out, length, **options)
-                for length in settings.lengths
-            }
+        protocols = {x: Protocol.parse(x, settings.train_length) for x in settings.protocols}
+        by_protocol = {
+            name: {str(n): perplexity(model, held_out, n, **x.options) for n in settings.lengths}
+            for name, x in protocols.items()
+        }
         result: dict[str, Any] = {"perplexity": by_protocol[settings.protocols[0]]}
         if len(by_protocol) > 1:
             result["protocols"] = by_protocol
@@ -129,8 +120,6 @@ def _bands(
 
 def _band(model: torch.nn.Module, tokens: torch.Tensor, settings: Settings) -> float:
     """Return the mean band over pieces of the trained length."""
-    from wavepe.analysis import measured_band
-
     length = settings.train_length
     pieces = tokens[: len(tokens) // length * length].view(-1, length)[:_PIECES]
     return float(np.mean([measured_band(model, piece)["mean"] for piece in pieces]))

@@ -15,12 +15,7 @@ from ..common.errors import UsageError
 
 
 def import_all(names: Sequence[str]) -> tuple[str, ...]:
-    """Import each file or module.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Paths that end in .py, or names of importable modules.
+    """Import each file, a path that ends in .py, or module.
 
     Returns
     -------
@@ -34,18 +29,17 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
         A file or module is not found, is given twice, or raises an exception. The message names
         the line that raised it.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in names:
-        is_file = name.endswith(".py")
+        path, is_file = Path(name), name.endswith(".py")
         if not is_file and (not name or name.startswith(".")):
             raise UsageError(
                 f"`imports` {name!r}: needs a path that ends in .py, or a module's full name"
             )
-        path = Path(name)
         if is_file and not path.is_file():
             raise UsageError(f"`imports` {path}: no such file")
         label = path.name if is_file else name
-        if label in found:
+        if label in digests:
             raise UsageError(f"`imports` {name}: {label} is given twice")
         try:
             module = _from_file(path) if is_file else importlib.import_module(name)
@@ -54,9 +48,12 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
         except BaseException as error:  # SystemExit, too
             missing = isinstance(error, ModuleNotFoundError) and error.name == name
             hint = " (the path of a file ends in .py)" if missing else ""
-            raise UsageError(f"`imports` {name}: {_what_happened(error, path)}{hint}") from error
-        found[label] = _digest(module)
-    return tuple(f"{label} {digest}" for label, digest in found.items())
+            raise UsageError(f"`imports` {name}: {_one_line(error, path)}{hint}") from error
+        file = getattr(module, "__file__", None) or ""
+        source = Path(file).read_bytes() if Path(file).is_file() else None
+        digest = "no-file" if source is None else hashlib.sha256(source).hexdigest()
+        digests[label] = digest[:12]
+    return tuple(f"{label} {digest}" for label, digest in digests.items())
 
 
 def name_in(remembered: str) -> str:
@@ -75,16 +72,9 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _what_happened(error: BaseException, path: Path) -> str:
+def _one_line(error: BaseException, path: Path) -> str:
     """Return the exception in one line, with the last line of the file in its traceback."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f"{text} (line {lines[-1]})" if lines else text
-
-
-def _digest(module: ModuleType) -> str:
-    file = getattr(module, "__file__", None)
-    if file is None or not Path(file).is_file():
-        return "no-file"
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]

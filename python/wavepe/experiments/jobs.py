@@ -1,8 +1,8 @@
-"""Several trainings at a time, each in a worker: a process of its own.
+"""The trainings of a comparison, several at a time, each in a worker: a process of its own.
 
-The processes send pickles through a pipe: this one a model, the worker what it tells
-of its progress, its results, and the exception that ends it. Workers are started with subprocess,
-because multiprocessing would run the script that calls `compare` once more in each of them.
+The processes send pickles through a pipe: this one a model, the worker its progress, its results,
+and the exception that ends it. Workers are started with subprocess, because multiprocessing would
+run the script that calls `compare` once more in each of them.
 
 Each worker has its own process group, so Ctrl-C reaches this process alone. Then this process
 closes the workers' stdin, which also ends when this process is killed. A worker that sees the end
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -27,9 +27,8 @@ from ..common.files import interrupt_on_signals
 from .imports import import_all
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, Work
+    from .comparison import Comparison
     from .progress import Report
-    from .rows import Model
 
 # The worker gets the import path of this process; with -m it would search the current folder first.
 _WORKER = (
@@ -42,27 +41,24 @@ def run_jobs(comparison: Comparison, jobs: int, imports: Sequence[str], report: 
     """Train and evaluate every model of the comparison, `jobs` of them at a time."""
     if jobs == 1:
         for number, model in enumerate(comparison.models):
-            rows = comparison.missing(model)
-            comparison.work.run(model, rows, report.teller(number), comparison.save)
+            tell = comparison.teller(number, report)
+            comparison.work.run(model, comparison.missing(model), tell)
         return
-    waiting = list(enumerate(comparison.models))
+    waiting = list(range(len(comparison.models)))
     workers: list[Worker] = []
     try:
         for _ in range(min(jobs, len(waiting))):
-            workers.append(Worker(comparison, imports))
-            workers[-1].take(*waiting.pop(0), report)
-        busy = {worker.pipe: worker for worker in workers}
+            workers.append(Worker(comparison, imports, report))
+            workers[-1].take(waiting.pop(0))
+        busy: dict[Any, Worker] = {worker.pipe: worker for worker in workers}
         while busy:
             for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]
-                if not worker.listen():
-                    continue
-                if waiting:
-                    worker.take(*waiting.pop(0), report)
-                else:
-                    del busy[worker.pipe]
+                worker = busy[pipe]
+                if worker.listen() and waiting:
+                    worker.take(waiting.pop(0))
+                elif worker.is_done:
                     worker.send(None)
-                    worker.process.wait()
+                    busy.pop(pipe).process.wait()
     except BaseException:
         _stop(workers)
         raise
@@ -91,7 +87,8 @@ def _stop(workers: list[Worker]) -> None:
 class Worker:
     """A process that trains and evaluates, as its parent sees it."""
 
-    def __init__(self, comparison: Comparison, imports: Sequence[str]) -> None:
+    def __init__(self, comparison: Comparison, imports: Sequence[str], report: Report) -> None:
+        self.comparison, self.report = comparison, report
         self.pipe, theirs = Pipe()
         kept = [theirs.fileno(), comparison.folder.lock]
         self.process = subprocess.Popen(
@@ -101,15 +98,15 @@ class Worker:
         assert self.process.stdin is not None
         self.life = self.process.stdin
         theirs.close()
-        self.comparison, self.title = comparison, ""
         self.send(list(imports))  # before what may need them
         self.send(comparison.work)
 
-    def take(self, number: int, model: Model, report: Report) -> None:
+    def take(self, number: int) -> None:
         """Send the worker its next model."""
-        self.title, self.tell = model.spec, report.teller(number)
-        self.tell("doing", self.title)
-        self.send((model, self.comparison.missing(model)))
+        self.model, self.is_done = self.comparison.models[number], False
+        self.tell = self.comparison.teller(number, self.report)
+        self.tell("doing", self.model.spec)
+        self.send((self.model, self.comparison.missing(self.model)))
 
     def send(self, value: Any) -> None:
         """Send a value. If the worker has ended, `listen` will report how."""
@@ -124,16 +121,15 @@ class Worker:
             code = self.process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise CommandError(
-                f"{self.title}: the process of this training ended with {how}; finished work is "
-                "kept: to continue, give the same command again"
+                f"{self.model.spec}: the process of this training ended with {how}; finished work "
+                "is kept: to continue, give the same command again"
             ) from None
         if kind == "error":
             raise values[0]
-        if kind == "result":
-            self.comparison.save(*values)
-        elif kind != "done":
+        self.is_done = kind == "done"
+        if not self.is_done:
             self.tell(kind, *values)
-        return kind == "done"
+        return self.is_done
 
 
 def work(handle: int) -> int:
@@ -148,7 +144,13 @@ def work(handle: int) -> int:
         with interrupt_on_signals():
             import_all(pipe.recv())
             threading.Thread(target=_end_with_stdin, daemon=True).start()
-            _work(pipe, pipe.recv(), say)
+            todo = pipe.recv()
+            from ..training.device import torch_threads
+
+            with torch_threads(todo.threads):
+                while (job := pipe.recv()) is not None:
+                    todo.run(*job, say)
+                    say("done")
     except KeyboardInterrupt:
         return 130
     except EOFError:  # the parent is gone already
@@ -159,18 +161,9 @@ def work(handle: int) -> int:
         memory = out_of_memory(error)
         if memory is None:
             raise
-        say("error", CommandError(f"{memory}; lower `jobs`, `batch`, `train_length` or `lengths`"))
+        advice = "lower `jobs`, `batch`, `train_length` or `lengths`"
+        say("error", CommandError(f"{memory}; {advice}"))
     return 0
-
-
-def _work(pipe: Connection, given: Work, say: Callable[..., None]) -> None:
-    from ..training.device import torch_threads
-
-    with torch_threads(given.threads):
-        while (job := pipe.recv()) is not None:
-            model, rows = job
-            given.run(model, rows, say, lambda result: say("result", result))
-            say("done")
 
 
 def _end_with_stdin() -> None:

@@ -12,25 +12,25 @@ _TOO_MANY = 2**31
 
 
 def whole_number(text: str) -> int:
-    """Read an integer, which may be written as 1e6; ValueError if it is none."""
+    """Read an integer, which may be written as 1e6; ValueError for another text."""
     try:
         return int(text)
     except ValueError:
-        found = float(text)
-        if not found.is_integer():
+        number = float(text)
+        if not number.is_integer():
             raise
-        return int(found)
+        return int(number)
 
 
 def integer(name: str, value: Any, least: int) -> int:
-    """Return `value` as an int; UsageError if it is none, below `least`, or 2^31 and more."""
+    """Return `value` as an int; UsageError if it is not one, below `least`, or 2^31 and more."""
     try:
-        found = whole_number(value) if isinstance(value, str) else operator.index(value)
+        number = whole_number(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
         raise UsageError(f"`{name}` {value}: needs integers") from None
-    if not least <= found < _TOO_MANY:
+    if not least <= number < _TOO_MANY:
         raise UsageError(f"`{name}` {value}: needs {least} to {_TOO_MANY - 1}")
-    return found
+    return number
 
 
 def integers(name: str, values: Any, least: int = 1) -> list[int]:
@@ -44,7 +44,7 @@ def reals(name: str, values: Any, most: float = math.inf) -> list[float]:
     Each must be from 0 to `most`; without `most`, above 0 and finite.
     """
     wanted = "numbers above 0" if most == math.inf else f"numbers from 0 to {most:g}"
-    found = []
+    numbers = []
     for word in words(name, values):
         try:
             value = float(word)
@@ -52,23 +52,22 @@ def reals(name: str, values: Any, most: float = math.inf) -> list[float]:
             value = math.nan
         if not 0 <= value <= most or (most == math.inf and value in (0, math.inf)):
             raise UsageError(f"`{name}` {word}: needs {wanted}")
-        found.append(value)
-    return once(name, found)
+        numbers.append(value)
+    return once(name, numbers)
 
 
 def words(name: str, values: Any) -> list[Any]:
     """Return the values, or the words of texts; UsageError if there are none."""
-    found: list[Any] = []
-    for value in [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values:
-        found += value.replace(",", " ").split() if isinstance(value, str) else [value]
-    if not found:
+    values = [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values
+    parts = (x.replace(",", " ").split() if isinstance(x, str) else [x] for x in values)
+    if not (split := [word for part in parts for word in part]):
         raise UsageError(f"`{name}`: needs at least one")
-    return found
+    return split
 
 
 def once(name: str, values: list[Any]) -> list[Any]:
     """Return the values; UsageError if one is given twice."""
-    for number, value in enumerate(values):
-        if value in values[:number]:
+    for value in values:
+        if values.count(value) > 1:
             raise UsageError(f"`{name}` {value}: given twice")
     return values

@@ -6,7 +6,6 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
@@ -29,16 +28,18 @@ class Report:
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        self.bar, self._lines = terminal and not quiet, lines
+        self._bar = terminal and not quiet
+        self._lines = lines and not self._bar
         self._wide, self._part = self._console.width >= _WIDE, f"{part} " if part else ""
         title = Column(ratio=1, no_wrap=True, overflow="crop")
         shown: list[ProgressColumn] = [
-            TextColumn("{task.description}", markup=False, table_column=title)
+            TextColumn("{task.description}", markup=False, table_column=title),
+            *([BarColumn(20)] if self._wide else []),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[after]}", markup=False),
         ]
-        shown += [BarColumn(20)] if self._wide else []
-        shown += [TaskProgressColumn(), TextColumn("{task.fields[after]}", markup=False)]
         self._progress = Progress(
-            *shown, console=self._console, disable=not self.bar, refresh_per_second=4,
+            *shown, console=self._console, disable=not self._bar, refresh_per_second=4,
             transient=True, expand=True,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=None, after="", visible=False)
@@ -60,14 +61,13 @@ class Report:
     def begin(self, title: str) -> Callable[[int, int], None]:
         """Begin a task after all others; return its progress(done, total)."""
         self._show(title)
-        begun = False
+        sizes: list[int] = []
 
         def progress(done: int, total: int) -> None:
-            nonlocal begun
-            if not begun:
-                self._start([total])
+            if not sizes:
+                sizes.append(total)
+                self._start(sizes)
                 self.skip(0, done)
-                begun = True
             due = self._advance(0, done)
             self._show(title, self._left())
             if due:
@@ -75,22 +75,8 @@ class Report:
 
         return progress
 
-    def teller(self, number: int) -> Callable[..., None]:
-        """Return tell(event, *values), which reports on the task `number`, from 0."""
-        events: dict[str, Callable[..., None]] = {
-            "doing": self.doing,
-            "note": self.note,
-            "skip": self.skip,
-            "step": self.step,
-        }
-
-        def tell(event: str, *values: Any) -> None:
-            events[event](number, *values)
-
-        return tell
-
     def doing(self, number: int, title: str) -> None:
-        """Show what the task does now."""
+        """Show the present work of a task."""
         self._titles[number] = f"{self._place(number)} {title}"
         self._show(self._titles[number])
 
@@ -124,14 +110,13 @@ class Report:
             self._began = time.monotonic()
             self._skipped += done - before
         self._done[number] = done
-        passed = 4 * done // size > 4 * before // size
-        return passed and self._lines and not self.bar
+        return self._lines and 4 * done // size > 4 * before // size
 
     def _left(self) -> str:
         """Return the time left, estimated from the steps of this session alone."""
-        own, left = sum(self._done) - self._skipped, "-:--:--"
-        if own > 0 and self._began is not None:
-            seconds = (time.monotonic() - self._began) / own * (sum(self._sizes) - sum(self._done))
+        done, left = sum(self._done) - self._skipped, "-:--:--"
+        if done > 0 and self._began is not None:
+            seconds = (time.monotonic() - self._began) / done * (sum(self._sizes) - sum(self._done))
             left = str(datetime.timedelta(seconds=round(seconds)))
         return f"{left} left"
 

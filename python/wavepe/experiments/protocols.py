@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from wavepe.analysis._perplexity import PROTOCOLS
@@ -14,55 +14,51 @@ from ..common.errors import UsageError
 class Protocol:
     """A protocol, written whole, blocks:WINDOW or sliding:WINDOW/STRIDE."""
 
-    name: str
+    protocol: str
     window: int | None = None
     stride: int | None = None
 
     @classmethod
-    def parse(cls, text: str, train_length: int, option: str = "protocols") -> Protocol:
+    def parse(cls, text: str, train_length: int, argument: str = "protocols") -> Protocol:
         """Read a protocol; by default the window is the trained length, and the stride half of it.
 
-        UsageError names the option.
+        UsageError names the argument.
         """
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
+        given = f"`{argument}` {text}"
         if name not in PROTOCOLS:
-            raise UsageError(f"`{option}` {text}: needs {', '.join(PROTOCOLS)}")
+            raise UsageError(f"{given}: needs {', '.join(PROTOCOLS)}")
         if (name == "whole" and sizes) or (name == "blocks" and slash):
             needs = "no window" if name == "whole" else "a window alone, as blocks:128"
-            raise UsageError(f"`{option}` {text}: {name} takes {needs}")
+            raise UsageError(f"{given}: {name} takes {needs}")
         if name == "whole":
             return cls(name)
-        window = _size(f"`{option}` {text}", first, 2) if first else train_length
+        window = _size(given, first, 2) if first else train_length
         if name == "blocks":
             return cls(name, window)
-        stride = _size(f"`{option}` {text}", second, 1) if slash else max(1, window // 2)
+        stride = _size(given, second, 1) if slash else max(1, window // 2)
         if stride > window:
-            raise UsageError(f"`{option}` {text}: needs a stride of at most the window, {window}")
+            raise UsageError(f"{given}: needs a stride of at most the window, {window}")
         return cls(name, window, stride)
 
     def __str__(self) -> str:
         sizes = "/".join(str(size) for size in (self.window, self.stride) if size is not None)
-        return f"{self.name}:{sizes}" if sizes else self.name
+        return f"{self.protocol}:{sizes}" if sizes else self.protocol
 
     @property
     def text(self) -> str:
         """Return the protocol in words, for a title."""
-        if self.name == "whole":
-            return "whole sequence"
-        if self.name == "blocks":
-            return f"blocks of {self.window}"
-        return f"sliding window of {self.window}, stride {self.stride}"
-
-    @property
-    def used(self) -> dict[str, Any]:
-        """Return the options that the protocol uses."""
-        return {key: value for key, value in self.options.items() if value is not None}
+        return {
+            "whole": "whole sequence",
+            "blocks": f"blocks of {self.window}",
+            "sliding": f"sliding window of {self.window}, stride {self.stride}",
+        }[self.protocol]
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the arguments for `wavepe.analysis.perplexity`."""
-        return {"protocol": self.name, "window": self.window, "stride": self.stride}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def _size(given: str, word: str, least: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .protocols import Protocol
 from .settings import Settings
-from .tables import Row, markdown_rows, print_rows
+from .tables import Row, markdown_rows
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -24,73 +25,55 @@ class Section:
     rows: Sequence[Row]
     of: str
     picture: str = ""
-    draw: Callable[[Path], None] | None = None
+    draw: Callable[[Path], Any] | None = None
 
 
 def report_text(
-    results: Mapping[str, Any], found: Iterable[tuple[str, Section]], *, pictures: bool
+    results: Mapping[str, Any], shown: Iterable[tuple[str, Section]], *, pictures: bool
 ) -> str:
     """Return the tables of all parts as Markdown, with the pictures or without."""
     text, last = ["# Comparison of position encodings\n"], None
-    for part, section in found:
+    for part, section in shown:
         if part != last:
             text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
             last = part
-        text.append(
-            f"## {section.title}\n\n{markdown_rows('encoding', section.headings, section.rows)}"
-        )
+        table = markdown_rows("encoding", section.headings, section.rows)
+        text.append(f"## {section.title}\n\n{table}")
         if section.draw and pictures:
-            place = f"{part}/" if part else ""
-            text.append(f"![{section.title}]({place}{section.picture})\n")
+            folder = f"{part}/" if part else ""
+            text.append(f"![{section.title}]({folder}{section.picture})\n")
     return "\n".join(text)
 
 
 def sections(runs: Runs, settings: Settings) -> list[Section]:
     """Return the sections of the report for these runs."""
-    length, found = settings.train_length, []
-    if settings.task:
-        found.append(_accuracy(runs, settings))
-    first, *others = settings.protocols
-    tuned = settings.finetune
+    length, tuned, first = settings.train_length, settings.finetune, settings.protocols[0]
+    listed = [_accuracy(runs, settings)] if settings.task else []
     if tuned:
         heading = f"{title(length, first)}, before the training on {tuned} bytes"
-        found.append(_perplexity(runs, settings, heading, "before.png", "before", "perplexity"))
-    heading = title(length, first, settings.task) + (f", then on {tuned}" if tuned else "")
-    found.append(_perplexity(runs, settings, heading, "perplexity.png", "perplexity"))
-    for name in others:
-        picture = f"perplexity-{name.replace(':', '-').replace('/', '-')}.png"
-        heading = title(length, name) + (f", then on {tuned}" if tuned else "")
-        found.append(_perplexity(runs, settings, heading, picture, "protocols", name))
+        listed.append(_perplexity(runs, settings, heading, "before.png", "before", "perplexity"))
+    for name in settings.protocols:
+        keys = ("perplexity",) if name == first else ("protocols", name)
+        ending = "" if name == first else f"-{name.replace(':', '-').replace('/', '-')}"
+        heading = title(length, name, settings.task) + (f", then on {tuned}" if tuned else "")
+        listed.append(_perplexity(runs, settings, heading, f"perplexity{ending}.png", *keys))
     if any("bands" in run for run in runs):
-        found.append(_bands(runs, settings))
-    return found
+        listed.append(_bands(runs, settings))
+    return listed
 
 
 def title(train_length: int, protocol: str = "whole", task: str = "") -> str:
     """Return the title of a table of perplexity."""
-    what = f"the answers of task {task}" if task else "held-out text"
+    text = f"the answers of task {task}" if task else "held-out text"
     how = Protocol.parse(protocol, train_length).text
-    return f"Perplexity per byte of {what}, {how}, trained on {train_length} bytes"
-
-
-def console_table(runs: Runs, lengths: Sequence[int], train_length: int) -> None:
-    """Print the table of perplexity, without a title."""
-    print_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
-
-
-def markdown_table(runs: Runs, lengths: Sequence[int], train_length: int) -> str:
-    """Return the table of perplexity as Markdown, with the best values in bold."""
-    return markdown_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
+    return f"Perplexity per byte of {text}, {how}, trained on {train_length} bytes"
 
 
 def headings(lengths: Sequence[int], train_length: int) -> list[str]:
     """Return one heading for each length, such as "256 (2x)"."""
-    heads = []
-    for length in lengths:
-        factor = length / train_length
-        text = f"{factor:.3g}" if factor < 1000 else f"{factor:.0f}"  # never 1.02e+03
-        heads.append(f"{length} ({text}x)")
-    return heads
+    factors = [length / train_length for length in lengths]
+    texts = [f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in factors]  # never 1.02e+03
+    return [f"{length} ({text}x)" for length, text in zip(lengths, texts, strict=True)]
 
 
 def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, list[str]]]:
@@ -106,16 +89,12 @@ def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, l
         name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
     }
     bests = [best(column) for column in zip(*means.values(), strict=True)]
-    return [
-        (
-            name,
-            [
-                mean_and_spread(cell) + ("*" if mean == least else "")
-                for cell, mean, least in zip(cells, means[name], bests, strict=True)
-            ],
-        )
-        for name, cells in values.items()
-    ]
+    rows = []
+    for name, cells in values.items():
+        stars = ["*" * (mean == x) for mean, x in zip(means[name], bests, strict=True)]
+        texts = map(mean_and_spread, cells)
+        rows.append((name, [text + star for text, star in zip(texts, stars, strict=True)]))
+    return rows
 
 
 def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -123,11 +102,11 @@ def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
 
     "std" is the standard deviation of the sample; None for one seed.
     """
-    found: dict[str, dict[str, Any]] = {}
+    summary: dict[str, dict[str, Any]] = {}
     for key in ("perplexity", "accuracy"):
-        those = [run for run in runs if key in run]
-        for name, cells in _values(those, lengths, (key,)).items():
-            entry = found.setdefault(name, {"encoding": name, "seeds": len(cells[0])})
+        measured = [run for run in runs if key in run]
+        for name, cells in _values(measured, lengths, (key,)).items():
+            entry = summary.setdefault(name, {"encoding": name, "seeds": len(cells[0])})
             entry[key] = {
                 str(length): {
                     "mean": statistics.fmean(cell),
@@ -135,7 +114,7 @@ def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
                 }
                 for length, cell in zip(lengths, cells, strict=True)
             }
-    return list(found.values())
+    return list(summary.values())
 
 
 def _values(
@@ -151,7 +130,7 @@ def _values(
 
 
 def lookup(run: Any, keys: Sequence[str]) -> Any:
-    """Return what the keys lead to in a run."""
+    """Return the entry of a run that the keys lead to."""
     for key in keys:
         run = run[key]
     return run
@@ -162,10 +141,7 @@ def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *key
 
     lengths, length = settings.lengths, settings.train_length
     drawn = [{**run, "perplexity": lookup(run, keys)} for run in runs]
-
-    def draw(path: Path) -> None:
-        perplexity_by_length(drawn, path, train_length=length, title=heading)
-
+    draw = partial(perplexity_by_length, drawn, train_length=length, title=heading)
     heads, rows = headings(lengths, length), rows_of(runs, lengths, *keys)
     return Section(heading, heads, rows, keys[0], picture, draw)
 
@@ -176,48 +152,39 @@ def _accuracy(runs: Runs, settings: Settings) -> Section:
     lengths, length = settings.lengths, settings.train_length
     heading = f"Task {settings.task}: share of answers that are right, trained on {length} bytes"
     values = _values(runs, lengths, ("accuracy",))
-
-    def draw(path: Path) -> None:
-        accuracy_grid(values, lengths, path, train_length=length, title=heading)
-
+    draw = partial(accuracy_grid, values, lengths, train_length=length, title=heading)
     rows = rows_of(runs, lengths, "accuracy")
     return Section(heading, headings(lengths, length), rows, "accuracy", "accuracy.png", draw)
 
 
 def _bands(runs: Runs, settings: Settings) -> Section:
     """Return the table of predicted and measured bands, during training and at the end."""
-    length = settings.train_length
     by_name: dict[str, list[dict[str, float]]] = {}  # row -> for each seed, heading -> band
-    predicted = {}
     for run in runs:
         if "bands" not in run:
             continue
         bands = run.get("before", run)["bands"]
-        found = {f"step {step}": value for step, value in bands["steps"].items()}
+        predicted = bands["predicted"]
+        cells = {"predicted j*": predicted, "1.1 j*": 1.1 * predicted}
+        cells |= {f"step {step}": value for step, value in bands["steps"].items()}
         if settings.finetune:
-            found[f"before the training on {settings.finetune}"] = bands["key"]
-        found["at the end"] = run["bands"]["key"]
-        by_name.setdefault(run["encoding"], []).append(found)
-        predicted[run["encoding"]] = bands["predicted"]
-    measured = list(next(iter(by_name.values()))[0])
-    rows = [
-        (
-            name,
-            [f"{predicted[name]:.2f}", f"{1.1 * predicted[name]:.2f}"]
-            + [mean_and_spread([one[key] for one in found]) for key in measured],
-        )
-        for name, found in by_name.items()
-    ]
-    heads = ["predicted j*", "1.1 j*", *measured]
+            cells[f"before the training on {settings.finetune}"] = bands["key"]
+        by_name.setdefault(run["encoding"], []).append({**cells, "at the end": run["bands"]["key"]})
+    heads = list(next(iter(by_name.values()))[0])
+    rows = []
+    for name, seeds in by_name.items():
+        constant = [f"{seeds[0][head]:.2f}" for head in heads[:2]]
+        measured = [mean_and_spread([cells[head] for cells in seeds]) for head in heads[2:]]
+        rows.append((name, constant + measured))
     heading = (
         f"Frequency band of keys, a pair of 0 to {settings.head_dim // 2 - 1}, trained on "
-        f"{length} bytes"
+        f"{settings.train_length} bytes"
     )
     return Section(heading, heads, rows, "bands")
 
 
 def _facts(results: Mapping[str, Any]) -> str:
-    """Return two lines that say what was compared."""
+    """Return two lines about the models and the text of a comparison."""
     environment = results["environment"]
     settings, data = environment["settings"], environment["data"]
     seeds = settings["seeds"]

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -82,31 +81,38 @@ class Settings:
         return cls(**plain)
 
 
-def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
+def comparisons(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
     """Return the settings of each comparison, by its folder within `out`.
 
     Without a preset, and with most presets, there is one comparison. Its folder is `out` itself,
-    written "". `given` holds the options, with None for those that were not given.
-
-    Raises
-    ------
-    UsageError
-        An option is wrong. The message names the first one.
+    written "". An option that was not given is None. UsageError names the first wrong one.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    name = given.pop("preset", None)
+    options = {name: value for name, value in options.items() if value is not None}
+    name = options.pop("preset", None)
     if name is None:
-        return {"": _settings_of(given, imports)}
+        return {"": _settings_of(options, imports, {}, DEFAULT_FACTORS)}
     preset = _chosen("preset", PRESETS, name)
-    if preset.by in given:
-        raise UsageError(
-            f"`{preset.by}`: `preset` {name} compares several values of it, each "
-            f"in its own folder ({' '.join(preset.parts)}); give one of the two options"
-        )
+    _need(
+        preset.by not in options,
+        f"`{preset.by}`: `preset` {name} compares several values of it, each in its own folder "
+        f"({' '.join(preset.parts)}); give one of the two options",
+    )
     return {
-        part: _settings_of(given, imports, {**preset.options, **options}, preset.factors)
-        for part, options in preset.parts.items()
+        part: _settings_of(options, imports, {**preset.options, **more}, preset.factors)
+        for part, more in preset.parts.items()
     }
+
+
+def hints(settings: Settings) -> list[str]:
+    """Return warnings that the user should read before the training."""
+    sizes = settings.head_dim, settings.train_length
+    rows = ((row.name, scale_hint(row.evaluated, *sizes)) for row in settings.rows)
+    return [f"{name}: {hint}" for name, hint in rows if hint]
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
 
 
 def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
@@ -116,49 +122,55 @@ def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
     return known[name]
 
 
+# The least value of each option that is a count.
+_LEAST = {
+    "train_length": 2, "steps": 1, "seeds": 1, "batch": 1, "layers": 1, "heads": 1, "head_dim": 2,
+    "eval_bytes": 1, "keep": 0,
+}  # fmt: skip
+
+
 def _settings_of(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     imports: tuple[str, ...],
-    preset: Mapping[str, Any] = MappingProxyType({}),
-    factors: Sequence[int] = DEFAULT_FACTORS,
+    preset: Mapping[str, Any],
+    factors: Sequence[int],
 ) -> Settings:
     """Return the options as Settings.
 
     An option that was not given takes its value from `preset`, else from the model size, else from
     DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length.
     """
-    size = _chosen("model", MODELS, {**DEFAULTS, **preset, **given}["model"])
-    chosen = {**DEFAULTS, **size, **preset, **given}
-    count: dict[str, Any] = {
-        name: integer(name, chosen[name], least) for name, least in _LEAST.items()
-    }
-    train_length, head_dim, rate = count["train_length"], count["head_dim"], chosen["lr"]
-    if head_dim % 2:
-        raise UsageError(f"`head_dim` {head_dim}: needs an even number")
-    if not (rate > 0 and math.isfinite(rate)):
-        raise UsageError(f"`lr` {rate:g}: needs a positive number")
-    if chosen["task"] and chosen["finetune"]:
-        raise UsageError("`task` and `finetune`: give one of them")
+    size = _chosen("model", MODELS, {**DEFAULTS, **preset, **options}["model"])
+    chosen = {**DEFAULTS, **size, **preset, **options}
+    count: dict[str, Any] = {x: integer(x, chosen[x], least) for x, least in _LEAST.items()}
+    head_dim, rate, length = count["head_dim"], chosen["lr"], count["train_length"]
+    _need(head_dim % 2 == 0, f"`head_dim` {head_dim}: needs an even number")
+    _need(0 < rate < math.inf, f"`lr` {rate:g}: needs a positive number")
+    _need(not (chosen["task"] and chosen["finetune"]), "`task` and `finetune`: give one of them")
     if chosen["task"]:
         _chosen("task", TASKS, chosen["task"])
-    rows = chosen["encodings"]
-    if "encodings" not in given:
-        rows = rows_for(rows, train_length)
+    if chosen["finetune"]:
+        count["finetune"] = integer("finetune", chosen["finetune"], 2)
+        more = chosen["finetune_steps"]
+        more = max(1, count["steps"] // 10) if more is None else more
+        count["finetune_steps"] = integer("finetune_steps", more, 1)
+    elif chosen["finetune_steps"] is not None:
+        raise UsageError("`finetune_steps`: needs `finetune` LENGTH")
+    rows = chosen["encodings"] if "encodings" in options else rows_for(chosen["encodings"], length)
     rows = [rows] if isinstance(rows, (str, Encoding)) else list(rows)
-    if not rows:
-        raise UsageError("`encodings`: needs at least one")
-    lengths = chosen["lengths"] or [train_length * factor for factor in factors]
+    _need(len(rows) > 0, "`encodings`: needs at least one")
+    protocols = [Protocol.parse(name, length) for name in words("protocols", chosen["protocols"])]
+    lengths = chosen["lengths"] or [length * factor for factor in factors]
     settings = Settings(
         encodings=tuple(once("encodings", [Row.parse(str(row)).name for row in rows])),
         lengths=tuple(integers("lengths", lengths, 2)),
         learning_rate=rate,
         imports=imports,
-        protocols=_protocols(chosen["protocols"], train_length),
+        protocols=tuple(once("protocols", list(map(str, protocols)))),
         task=chosen["task"],
         split=chosen["split"],
         bands=bool(chosen["bands"]),
         **count,
-        **_finetune_settings(chosen, count["steps"]),
     )
     if settings.task:
         _check_task(settings)
@@ -169,90 +181,52 @@ def _settings_of(
     return settings
 
 
-def hints(settings: Settings) -> list[str]:
-    """Return warnings that the user should read before the training."""
-    sizes = settings.head_dim, settings.train_length
-    found = ((row.name, scale_hint(row.evaluated, *sizes)) for row in settings.rows)
-    return [f"{name}: {hint}" for name, hint in found if hint]
-
-
-# The least value of each option that is a count.
-_LEAST = {
-    "train_length": 2, "steps": 1, "seeds": 1, "batch": 1, "layers": 1, "heads": 1, "head_dim": 2,
-    "eval_bytes": 1, "keep": 0,
-}  # fmt: skip
-
-
-def _finetune_settings(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return length and steps of the further training; the default is a tenth of the steps."""
-    if not chosen["finetune"]:
-        if chosen["finetune_steps"] is not None:
-            raise UsageError("`finetune_steps`: needs `finetune` LENGTH")
-        return {}
-    more = chosen["finetune_steps"]
-    return {
-        "finetune": integer("finetune", chosen["finetune"], 2),
-        "finetune_steps": integer(
-            "finetune_steps", max(1, steps // 10) if more is None else more, 1
-        ),
-    }
-
-
 def _check_task(settings: Settings) -> None:
-    if settings.protocols != ("whole",):
-        raise UsageError(
-            f"`task` {settings.task} needs `protocols` whole, because a question needs all text "
-            f"before it; got {' '.join(settings.protocols)}"
-        )
-    if settings.bands:
-        raise UsageError("`task` and `bands`: give one of them")
+    _need(
+        settings.protocols == ("whole",),
+        f"`task` {settings.task} needs `protocols` whole, because a question needs all text before "
+        f"it; got {' '.join(settings.protocols)}",
+    )
+    _need(not settings.bands, "`task` and `bands`: give one of them")
     TASKS[settings.task].check(min(settings.train_length, *settings.lengths))
 
 
 def _check_bands(settings: Settings) -> None:
     rotary = [row.evaluated.rotary for row in settings.rows if row.evaluated.rotates]
-    if not rotary:
-        raise UsageError("`bands`: needs a row that is evaluated with a rotary encoding")
+    _need(len(rotary) > 0, "`bands`: needs a row that is evaluated with a rotary encoding")
     for encoding in rotary:
         theta = getattr(encoding, "theta", None)
-        if theta is not None and theta <= 1:
-            raise UsageError(f"`bands`: needs bases above 1, got {encoding}")
-    if max(settings.lengths) < settings.train_length:
-        raise UsageError(
-            f"`bands`: needs one of `lengths` to be at least the trained length, "
-            f"{settings.train_length}, on which bands are measured"
-        )
-
-
-def _protocols(names: Any, train_length: int) -> tuple[str, ...]:
-    parsed = [Protocol.parse(name, train_length) for name in words("protocols", names)]
-    return tuple(once("protocols", list(map(str, parsed))))
+        _need(theta is None or theta > 1, f"`bands`: needs bases above 1, got {encoding}")
+    _need(
+        max(settings.lengths) >= settings.train_length,
+        "`bands`: needs one of `lengths` to be at least the trained length, "
+        f"{settings.train_length}, on which bands are measured",
+    )
 
 
 def _check_fit(row: Row, settings: Settings) -> None:
-    """Check what a Llama without a text does not show; `training.check_rows` checks the rest."""
-    longest = max(settings.train_length, settings.finetune, *settings.lengths)
+    """Check sizes that a Llama without a text does not show; `llama.check_rows` does the rest."""
+    length = settings.train_length
+    longest = max(length, settings.finetune, *settings.lengths)
     try:
-        for encoding, length in ((row.trained, settings.train_length), (row.evaluated, longest)):
+        for encoding, last in ((row.trained, length), (row.evaluated, longest)):
             for part in encoding.parts:
                 if part.adds:  # vectors may end at some position
-                    sizes = {"length": length, "trained_length": settings.train_length}
-                    part.absolute(np.array([length - 1]), settings.hidden, **sizes)
-        if _learned(row.trained, settings) != _learned(row.evaluated, settings) and not (
-            settings.finetune
-        ):
-            raise ValueError(
-                "the encodings of training and evaluation must have the same learned parameters "
-                "(or give `finetune`)"
-            )
+                    sizes = {"length": last, "trained_length": length}
+                    part.absolute(np.array([last - 1]), settings.hidden, **sizes)
     except (ValueError, TypeError) as error:
         raise UsageError(f"`encodings` {row.name}: {error}") from None
+    _need(
+        bool(settings.finetune)
+        or _learned(row.trained, settings) == _learned(row.evaluated, settings),
+        f"`encodings` {row.name}: the encodings of training and evaluation must have the same "
+        "learned parameters (or give `finetune`)",
+    )
 
 
 def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
     """Return the shape of each learned parameter, by name."""
     if not encoding.learns:
         return {}
-    sizes = (settings.head_dim, settings.heads, settings.heads * settings.head_dim)
-    initial = initial_parameters(encoding, *sizes)
+    initial = initial_parameters(encoding, settings.head_dim, settings.heads, settings.hidden)
     return {name: np.shape(value) for name, value in initial.items()}

@@ -61,40 +61,33 @@ class Task:
     def examples(self, text: np.ndarray, seed: list[int], count: int, length: int) -> Examples:
         """Draw `count` sequences of `length` bytes, around pieces of `text`, from `seed` alone."""
         generator = np.random.default_rng(seed)
-        tokens = np.empty((count, length), np.int64)
-        questions = np.zeros((count, length), np.int64)
-        for row in range(count):
-            self._fill(generator, text, tokens[row], questions[row])
-        return Examples(tokens, questions)
+        rows = [self._example(generator, text, length) for _ in range(count)]
+        return Examples(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
 
-    def _fill(
-        self,
-        generator: np.random.Generator,
-        text: np.ndarray,
-        tokens: np.ndarray,
-        questions: np.ndarray,
-    ) -> None:
+    def _example(
+        self, generator: np.random.Generator, text: np.ndarray, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         drawn = self.draw(generator)
-        room = len(tokens) - sum(map(len, drawn.statements))
+        room = length - sum(map(len, drawn.statements))
         room -= sum(len(question) + len(answer) for question, answer in drawn.questions)
         start = generator.integers(0, len(text) - room + 1)
-        hay = text[start : start + room]
+        hay = text[start : start + room].tobytes()
         cuts = np.sort(generator.integers(0, room + 1, size=len(drawn.statements)))
         order = drawn.statements
         if drawn.any_order:
             order = [order[number] for number in generator.permutation(len(order))]
-        parts, last = [], 0
+        tokens, last = b"", 0
         for cut, statement in zip(cuts, order, strict=True):
-            parts += [hay[last:cut], np.frombuffer(statement, np.uint8)]
+            tokens += hay[last:cut] + statement
             last = cut
-        parts.append(hay[last:])
-        at = sum(map(len, parts))
+        tokens += hay[last:]
+        questions = np.zeros(length, np.int64)
         for number, (question, answer) in enumerate(drawn.questions, 1):
-            parts.append(np.frombuffer(question + answer, np.uint8))
-            at += len(question)
-            questions[at : at + len(answer) - 1] = number  # the ; at its end does not count
-            at += len(answer)
-        tokens[:] = np.concatenate(parts)
+            tokens += question
+            # the ; at the end of an answer does not count
+            questions[len(tokens) : len(tokens) + len(answer) - 1] = number
+            tokens += answer
+        return np.frombuffer(tokens, np.uint8).astype(np.int64), questions
 
 
 def _values(generator: np.random.Generator, count: int, size: int) -> list[bytes]:
@@ -134,11 +127,5 @@ def _tracking(generator: np.random.Generator) -> _Drawn:
     return _Drawn([next(steps[chain]) for chain in of_chain], questions, False)
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task("needle", _needle, 16),
-        Task("keys", _keys, 96),
-        Task("tracking", _tracking, 48),
-    )
-}
+_ALL = (Task("needle", _needle, 16), Task("keys", _keys, 96), Task("tracking", _tracking, 48))
+TASKS = {task.name: task for task in _ALL}

@@ -1,4 +1,4 @@
-"""The tokens that a model is measured on."""
+"""The text on which commands measure or adapt a model, as tokens."""
 
 from __future__ import annotations
 
@@ -102,9 +102,10 @@ def text_of(data: str, most: int) -> str:
 def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
     """Return the text with its held-out part; None if `data` is not the text of a training."""
     settings = model.comparison
-    if data is None and settings is None:
-        return load_text(None, longest if model.tokenizer is None else 1, 1)
-    if settings is None or (data is not None and not _may_be_text_of(settings, Path(data))):
+    if settings is None:
+        longest = longest if model.tokenizer is None else 1
+        return load_text(None, longest, 1) if data is None else None
+    if data is not None and not _may_be_text_of(settings, Path(data)):
         return None
     # Old results do not tell what decided the split. Another text may be too short for it.
     longest = settings.get("text", {}).get("longest") or max(settings["lengths"])
@@ -122,8 +123,7 @@ def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
 
     A pipe can be read only once, and a far larger text cannot be it.
     """
-    files = _files(data)
-    text = settings.get("text", {})
+    files, text = _files(data), settings.get("text", {})
     most = 2 * (text.get("read_bytes") or text.get("train_bytes", math.inf))
     return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) <= most
 
@@ -150,20 +150,16 @@ def _pieces(data: Path) -> Iterator[bytes]:
             raise UsageError(f"`data` {data}: needs a text, but this file holds NUL bytes")
 
 
-def _first(tokenizer: Any, pieces: Iterable[bytes], count: int | None = None) -> np.ndarray:
-    """Return at least the first `count` tokens of a text; None: all. Read no more than needed.
-
-    Without a tokenizer, tokens are bytes.
-    """
-    parts, there = [np.zeros(0, np.int64)], 0
+def _first(tokenizer: Any, pieces: Iterable[bytes], count: float = math.inf) -> np.ndarray:
+    """Return at least the first `count` tokens of a text; without a tokenizer, tokens are bytes."""
+    parts, read = [np.zeros(0, np.int64)], 0
     for piece in pieces:
-        if tokenizer is None:
-            ids = np.frombuffer(piece, np.uint8)
-        else:
+        ids = np.frombuffer(piece, np.uint8)
+        if tokenizer is not None:
             text = piece.decode("utf-8", "replace")
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         parts.append(np.array(ids, np.int64))
-        there += len(ids)
-        if count is not None and there >= count:
+        read += len(ids)
+        if read >= count:
             break
     return np.concatenate(parts)

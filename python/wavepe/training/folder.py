@@ -73,27 +73,25 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 def refuse_changes(
-    folder: Path, kind: str, changes: Mapping[str, tuple[Any, Any]], advice: str = ""
+    folder: Path, kind: str, before: Mapping[str, Any], now: Mapping[str, Any], advice: str = ""
 ) -> None:
-    """Raise UsageError if there are changes, as `changed` returns them."""
-    if changes:
-        listed = "; ".join(f"{key} {old} there, {new} here" for key, (old, new) in changes.items())
+    """Raise UsageError if a setting differs."""
+    differences = "; ".join(
+        f"{key} {_shown(before.get(key))} there, {_shown(now.get(key))} here"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    )
+    if differences:
         raise UsageError(
-            f"{folder} holds {kind} with other settings ({listed}): give another folder{advice}"
+            f"{folder} holds {kind} with other settings ({differences}): give another folder"
+            + advice
         )
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ, as texts: name -> (before, now)."""
-    keys = {**before, **now}
-    pairs = {key: (_shown(before.get(key)), _shown(now.get(key))) for key in keys}
-    return {key: pair for key, pair in pairs.items() if before.get(key) != now.get(key)}
-
-
 def _shown(value: Any) -> str:
-    if value is None:
-        return "not given"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = re.sub("^[0-9a-f]{64}$", lambda digest: f"sha256:{digest[0][:16]}", text)
+    return "not given" if value in (None, []) else text
 
 
 def results_of_adapt(folder: Path) -> dict[str, Any] | None:
@@ -145,7 +143,7 @@ class ComparisonFolder:
             before = {key: value for key, value in stored.items() if key != "run"}
             self.run = stored.get("run", digest(before))
             if not _has_grown(before, manifest):
-                refuse_changes(self.path, "a comparison", changed(before, manifest))
+                refuse_changes(self.path, "a comparison", before, manifest)
             first = {"run": self.run} if self.run != digest(manifest) else {}
             if before != manifest or not self._settings.exists():
                 write_json(self._settings, {**manifest, **first})

@@ -28,7 +28,7 @@ TEXT_WEIGHT = 1.0
 # Weight of the newest step in the running mean of the loss.
 LOSS_MEMORY = 0.02
 
-Tell = Callable[..., None]  # tell(event, *values): see `progress.Report.teller`
+Tell = Callable[..., None]  # tell(event, *values): "doing", "note", "skip", "step" or "result"
 
 
 class Batch(NamedTuple):

@@ -11,11 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from torch.utils.data import SequentialSampler
 from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
@@ -27,7 +30,7 @@ from ..hf.folder import note_perplexities
 from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
 from .device import without_bars
-from .folder import RESULTS, changed, locked, refuse_changes, results_of_adapt, write_json
+from .folder import RESULTS, locked, refuse_changes, results_of_adapt, write_json
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
@@ -60,8 +63,6 @@ def _trainer(
     model: Any, teacher: Any, rows: Tensor, plan: Plan, arguments: Any, progress: Any
 ) -> Any:
     """Return a Trainer that takes the rows in their order, and follows the plan."""
-    import transformers
-    from torch.utils.data import SequentialSampler
 
     class AdaptTrainer(transformers.Trainer):
         optimizer: Any  # for type checkers
@@ -115,24 +116,20 @@ _UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
 def check_training(training: Iterable[str]) -> None:
     """Raise TypeError for a name that is no argument of the training."""
     known = _training_names() - _NAMES.keys()
-    names = sorted(known.union(_NAMES.values()))
     for name in training:
         if name.startswith(_UNREAD):
             raise TypeError(f"adapt has its own optimizer and schedule, got the argument {name!r}")
         if name not in known:
+            names = sorted(known.union(_NAMES.values()))
             raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
 
 
 def _training_names() -> set[str]:
-    from transformers import TrainingArguments
-
-    return {field.name for field in dataclasses.fields(TrainingArguments)}
+    return {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 
 
 def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) -> Any:
     """Return the TrainingArguments, which also know the device; `training` are the user's."""
-    from transformers import TrainingArguments
-
     old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
     if new in _training_names():
         training = {key.replace(old, new): value for key, value in training.items()}
@@ -143,35 +140,7 @@ def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) ->
         "ddp_find_unused_parameters": plan.transfer > 0,
         "dataloader_pin_memory": torch.cuda.is_available(), **training,
     }  # fmt: skip
-    return TrainingArguments(**arguments)
-
-
-# ---- the folder ---------------------------------------------------------------------------------
-
-# Settings that follow from others: the message omits them if those differ too.
-_FOLLOWS = {
-    "encoding": {"recipe", "length"},
-    "lengths": {"length"},
-    "held_out": {"tokens", "length", "lengths"},
-    "data": {"tokens", "length", "lengths", "held_out"},
-}
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ, without those that only follow from others."""
-    ignored = "model" if "weights" in before else "weights"  # earlier versions knew the name alone
-    changes = changed(*({**_flat(x), ignored: None} for x in (before, now)))
-    return {k: pair for k, pair in changes.items() if not _FOLLOWS.get(k, set()) & changes.keys()}
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with an entry for each argument of the training, and short digests."""
-    flat = {key: value for key, value in settings.items() if key != "training"}
-    flat |= {key: f"sha256:{flat[key][:16]}" for key in ("data", "weights") if key in flat}
-    for pair in settings["training"]:  # "('bf16', True)"
-        name, _, value = pair[2:-1].partition("', ")
-        flat[name] = value
-    return flat
+    return transformers.TrainingArguments(**arguments)
 
 
 def check_folder(folder: Path) -> dict[str, Any] | None:
@@ -194,17 +163,19 @@ class Run:
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
         self.folder, self.settings, self.is_kept = folder, settings, is_kept
+        self.writes = is_kept and _is_first_process()
         results = check_folder(folder) if _is_first_process() else results_of_adapt(folder)
         figures = (results or {}).get("perplexity", {})
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
         self.seconds: dict[str, float] = (results or {}).get("seconds", {})
-        if results is not None and _is_first_process():
-            refuse_changes(
-                folder, "an adaptation", _changes(results["settings"], settings),
-                ", or give its model to adapt, which trains it on" * self.finished,
-            )  # fmt: skip
-        elif results is None:
+        if results is None:
             self._write()
+        elif _is_first_process():
+            # Earlier versions knew a model by its name alone.
+            ignored = "model" if "weights" in results["settings"] else "weights"
+            before, now = ({**x, ignored: None} for x in (results["settings"], settings))
+            advice = ", or give its model to adapt, which trains it on" * self.finished
+            refuse_changes(folder, "an adaptation", before, now, advice)
 
     @classmethod
     @contextmanager
@@ -229,12 +200,8 @@ class Run:
         written = "adapted" in self.perplexity and (self.folder / CONFIG_NAME).exists()
         return written and not (self.folder / CHECKPOINTS / "adapted").exists()
 
-    @property
-    def _writes(self) -> bool:
-        return self.is_kept and _is_first_process()
-
     def _write(self) -> None:
-        if self._writes:
+        if self.writes:
             results = {name: getattr(self, name) for name in ("settings", "perplexity", "seconds")}
             write_json(self.folder / RESULTS, results)
 
@@ -246,10 +213,7 @@ class Run:
             return
         self.perplexity[name] = {}
         for length in lengths:
-            report = None
-            if progress is not None:
-                what = f"{name}, {length} tokens"
-                report = lambda done, total, what=what: progress(what, done, total)  # noqa: E731
+            report = progress and partial(progress, f"{name}, {length} tokens")
             self.perplexity[name][length] = perplexity(model, ids, length, progress=report)
         self._write()
 
@@ -299,7 +263,7 @@ class Run:
 
         Another process may have been killed while it did so.
         """
-        if self._writes:
+        if self.writes:
             hidden = self.folder / f".{CHECKPOINTS}"
             shutil.rmtree(hidden, ignore_errors=True)
             with suppress(FileNotFoundError):
