@@ -200,10 +200,11 @@ def _dense(inputs: Problem) -> Way:
 
 
 def _eager(inputs: Problem) -> Way:
+    from wavepe.ops._attention_checks import Arguments
     from wavepe.ops._attention_composed import composed
 
     p = _rows(inputs)
-    return lambda q, k, v: composed(q, k, v, p)[0]
+    return lambda q, k, v: composed(Arguments(q, k, v, p))[0]
 
 
 # ---- a row ---------------------------------------------------------------------------------------

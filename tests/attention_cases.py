@@ -11,17 +11,13 @@ from cases import assert_same_bits, assert_within, generator, load_torch
 from variants import all_of_them, usual
 
 torch, ops = load_torch()
+from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_composed import composed as dense
 
 F32, F64 = torch.float32, torch.float64
 LOW = (torch.bfloat16, torch.float16)
 FLOATING = ("q", "k", "v", "p", "q_rel", "bias", "sinks")
 WIDE = ("bias", "sinks")  # they have the dtype of the computation
-NAMES = ("p", "first", "beyond", "q_rel", "slopes", "causal", "window", "softcap", "scale")
-NAMES += ("offset", "key_mask", "segments", "mask", "dropout_p")
-LAST_NAMES = ("bias", "bias_first", "bias_beyond", "sinks")  # after dropout's seed and the zones
-DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
-DEFAULTS |= {"bias_first": 0, "bias_beyond": "zero"}
 
 UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TESTED = usual(all_of_them())
@@ -109,11 +105,9 @@ def drawn_seed():
 
 def composed(q, k, v, *, return_lse=False, **options):
     """Call the composition of torch operators with the arguments of ops.attention."""
-    given = DEFAULTS | options
-    arguments, last = ([given.get(n) for n in names] for names in (NAMES, LAST_NAMES))
-    seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
-    found = dense(q, k, v, *arguments, seed, None, *last)[:2]
-    return found if return_lse else found[0]
+    seed = torch.randint(2**62, ()) if options.get("dropout_p", 0) > 0 else None
+    out, lse, _ = dense(Arguments(q, k, v, seed=seed, **options))
+    return (out, lse) if return_lse else out
 
 
 attention = ops.attention

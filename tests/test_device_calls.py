@@ -23,6 +23,7 @@ from hf_families import FAMILIES, build
 from traffic import DEVICE, Traffic, tensors
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.ops import _device_constant, _relative_table
+from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_composed import composed
 from wavepe.ops._device_constant import DeviceConstant
 from wavepe.positions import tables
@@ -242,11 +243,12 @@ def test_attention_of_operators():
     bias, segments = empty(4, 3), NUMBERS
 
     def call():
-        out, lse, _ = composed(
+        call = Arguments(
             q, q, q, table, slopes=empty(4), window=4, softcap=3.0, offset=NUMBERS[:, 0],
             key_mask=NUMBERS.bool(), segments=segments, dropout_p=0.5,
             seed=empty(dtype=torch.int64), bias=bias,
         )  # fmt: skip
+        out, lse, _ = composed(call)
         (out.sum() + lse.sum()).backward()
 
     assert second_call(call) == []

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import wavepe
 from attention_cases import (
-    DEFAULTS,
     F32,
     F64,
     FLOATING,
-    LAST_NAMES,
-    NAMES,
     OPTIONS,
     SEED,
     Shape,
@@ -23,6 +20,7 @@ from attention_cases import (
 )
 from cases import compiled_once, generator, recording_backend
 from torch.autograd import forward_ad
+from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._common import has_autocast
 from wavepe.positions import tables
 from wavepe.positions.graph import attention_of_encoding
@@ -39,16 +37,20 @@ SAMPLES += ["everything", "batched decoding", "bias of all heads", "bias, both s
 
 
 def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
+<<<<<<< HEAD
     """Return the arguments of torch.ops.wavepe.attention_forward, in its order."""
     given = DEFAULTS | draw(generator("raw", option), shape, OPTIONS[option], dtype)
+=======
+    """Those of torch.ops.wavepe.attention_forward, in its order."""
+    given = draw(generator("raw", option), shape, OPTIONS[option], dtype)
+>>>>>>> 96aa6ea (ops.attention: three calls in Python to the operator, types checked inline, one list of arguments)
     if isinstance(given.get("offset"), int):
         given["offset"] = torch.tensor(given["offset"])
     for name in FLOATING:
         if grad and name in given:
             given[name].requires_grad_()
-    rest, last = ([given.get(name) for name in names] for names in (NAMES, LAST_NAMES))
-    seed = torch.tensor(11) if given["dropout_p"] else None
-    return (given["q"], given["k"], given["v"], *rest, seed, [], *last)
+    seed = torch.tensor(11) if given.get("dropout_p") else None
+    return tuple(Arguments(**given, seed=seed, zones=[]))
 
 
 @pytest.mark.parametrize("option", soon(SAMPLES, "plain", "everything", "bias, both sides, edge"))

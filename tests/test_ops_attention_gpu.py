@@ -46,8 +46,8 @@ def went(monkeypatch):
         return way
 
     monkeypatch.setattr(_attention, "masked", note("masked", lambda call: call.q))
-    monkeypatch.setattr(_attention, "composed", note("composed", lambda q: (q, q, q)))
-    monkeypatch.setattr(_attention, "_DIRECT_FORWARD", note("fused", lambda q: (q, q)))
+    monkeypatch.setattr(_attention, "composed", note("composed", lambda call: (call.q,) * 3))
+    monkeypatch.setattr(_attention, "_FORWARD", note("fused", lambda q: (q, q)))
     return ways
 
 

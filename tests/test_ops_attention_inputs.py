@@ -2,6 +2,8 @@
 see nothing."""
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from attention_cases import (
     each_function,
     incoming,
     judge,
+    ops,
     run,
     same,
     torch,
@@ -169,3 +172,24 @@ def test_slopes_of_any_float_type(variant):
     want = attention(**arguments)
     for kind in (torch.float64, torch.bfloat16, torch.float16):  # powers of two: exact in all
         assert torch.equal(attention(**arguments | {"slopes": arguments["slopes"].to(kind)}), want)
+
+
+def test_a_call_without_gradients_takes_few_calls_in_python():
+    """A step of decoding makes such a call in each layer: what never changes is asked once."""
+    q, k, v = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
+    table = ops.relative_table(torch.randn(300, 8))
+    package, names = str(Path(ops.__file__).parents[1]), []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            names.append(frame.f_code.co_name)
+
+    for _ in range(2):
+        names.clear()
+        sys.setprofile(note)
+        try:
+            with torch.no_grad():
+                ops.attention(q, k, v, p=table, q_rel=2 * q, bias=torch.zeros(4, 300))
+        finally:
+            sys.setprofile(None)
+    assert names == ["attention", "is_compiling", "under_transforms"]

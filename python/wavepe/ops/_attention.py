@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..arrays.relative_bias import BEYOND, Bias, Table
-from ._attention_checks import Arguments, check_arguments, check_mask, numbers
+from ._attention_checks import OPTIONAL, Arguments, check_arguments, check_mask, plain_options
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
 from ._attention_in_graph import (
+    COUNT,
     attention_in_graph,
     by_input,
     save_attention,
     saved_attention,
     sinks_gradient,
+    wanted_gradients,
 )
 from ._attention_masked import can_mask, masked
 from ._common import (
     autocast_enabled,
     check,
-    check_choice,
     check_tensors,
-    flag,
     full_precision,
     integer,
-    number,
     recorded,
     register_autograd,
     wide,
@@ -35,19 +35,13 @@ from ._common import (
 )
 from ._compiler import is_compiling, wants_standard
 from ._relative_table import RelativeTable
-from ._torch_private import below_autograd, direct, under_transforms
+from ._torch_private import below_autograd, under_transforms
 
-_ops = torch.ops.wavepe
-_Q, _K, _V, _P, _Q_REL, _BIAS, _SINKS = map(
-    Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "bias", "sinks")
-)
-_COUNT = len(Arguments._fields)
-_DEFAULTS = (None, None, None, *Arguments._field_defaults.values())
-# The arguments that most calls give. The others are left out if they have their defaults, because
-# torch takes 0.07 microseconds to check each one.
-_FEW = 12
-_FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
-_DIRECT_FORWARD, _DIRECT_BACKWARD = direct(_FORWARD), direct(_BACKWARD)
+# Most calls give no others. Those are left out if they have their defaults, because torch takes
+# 0.07 microseconds to check each one.
+COMMON_ARGUMENTS = 12
+_FORWARD = torch.ops.wavepe.attention_forward.default
+_BACKWARD = torch.ops.wavepe.attention_backward.default
 
 
 def attention(
@@ -183,101 +177,103 @@ def attention(
     torch.Size([2, 4, 1])
     """
     compiling = is_compiling()
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        check_tensors(q=q, k=k, v=v)
     if isinstance(p, tuple):
         p, first, beyond = with_range("p", p, first, beyond, q, q.dtype)
     if isinstance(bias, tuple):
-        given = (bias, bias_first, bias_beyond)
-        bias, bias_first, bias_beyond = with_range("bias", *given, q, wide(q))
-    if causal is not True and causal is not False:
-        causal = flag("causal", causal)
-    if not (isinstance(beyond, str) and beyond in BEYOND):
-        check_choice("beyond", beyond, BEYOND)
-    if not (isinstance(bias_beyond, str) and bias_beyond in BEYOND):
-        check_choice("bias_beyond", bias_beyond, BEYOND)
-    if return_lse is not True and return_lse is not False:
-        return_lse = flag("return_lse", return_lse)
-    if not compiling:  # a compiler's numbers may have no value yet
-        first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
-        if type(bias_first) is not int or bias_first != 0:
-            bias_first = integer("bias_first", bias_first)
-        if type(offset) is int and q.dim() == k.dim() == 4 and offset == k.shape[2] - q.shape[2]:
-            offset = None  # a tensor of it would take four microseconds
-    elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
-        number(*(("scale", scale) if isinstance(scale, Tensor) else ("softcap", softcap)))
-    if isinstance(p, RelativeTable):
-        check(
-            first == 0 and beyond == "zero",
-            "a relative_table has its own first and beyond: give them to relative_table",
-        )
-        beyond = p.beyond
-    if not (p is q_rel is slopes is key_mask is segments is mask is bias is sinks is None):
-        _check_optional(p, q_rel, slopes, key_mask, segments, mask, bias, sinks)
+        in_range = (bias, bias_first, bias_beyond)
+        bias, bias_first, bias_beyond = with_range("bias", *in_range, q, wide(q))
+    # Types are checked inline, because each call in Python takes time. The operator checks values.
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_tensors(q=q, k=k, v=v)
+    if not (p is None or isinstance(p, (Tensor, RelativeTable))):
+        check_tensors(p=p)
+    optional = (q_rel, slopes, key_mask, segments, mask, bias, sinks)
+    for x in optional:
+        if x is not None and not isinstance(x, Tensor):
+            named = zip(OPTIONAL, optional, strict=True)
+            check_tensors(**{name: x for name, x in named if x is not None})
+    if slopes is not None and slopes.requires_grad:
+        check(False, "slopes are not differentiable: detach them")
+    if not (
+        (causal is True or causal is False)
+        and (return_lse is True or return_lse is False)
+        and type(first) is type(bias_first) is int
+        and type(beyond) is type(bias_beyond) is str
+        and beyond in BEYOND
+        and bias_beyond in BEYOND
+        and (window is None or type(window) is int)
+        and (softcap is None or type(softcap) is float)
+        and (scale is None or type(scale) is float)
+        and type(dropout_p) is float
+    ):
+        (causal, return_lse, first, beyond, bias_first, bias_beyond, window, softcap, scale,
+         dropout_p) = plain_options(
+            compiling, causal=causal, return_lse=return_lse, first=first, beyond=beyond,
+            bias_first=bias_first, bias_beyond=bias_beyond, window=window, softcap=softcap,
+            scale=scale, dropout_p=dropout_p,
+        )  # fmt: skip
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
         check_mask(mask)
     kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
-    if autocast_enabled(kind) and q.dtype != torch.float64:
-        q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
-        if bias is not None and bias.is_floating_point():
-            bias = bias.float()
+    casts = torch.is_autocast_enabled(kind) if kind == "cpu" else autocast_enabled(kind)
+    if casts and q.dtype != torch.float64:
+        low = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(low), k.to(low), v.to(low)
+        p = p.to(low) if isinstance(p, Tensor) else p
+        q_rel = None if q_rel is None else q_rel.to(low)
+        bias = bias.float() if bias is not None and bias.is_floating_point() else bias
     if sinks is not None and sinks.is_floating_point():
         sinks = sinks.to(wide(q))
-    zones = None
+    zones: Any = None
     if isinstance(p, RelativeTable):
-        p, first, zones = p.tensors(q.dtype, q.device)
+        if not (first == 0 and beyond == "zero"):
+            check(False, "a relative_table has its own first and beyond: give them to it")
+        beyond = p.beyond
+        ready = None if compiling else p._by_dtype.get((q.dtype, q.device))
+        p, first, zones = ready or p.tensors(q.dtype, q.device)
     if offset is not None and not isinstance(offset, Tensor):
-        offset = torch.full((), integer("offset", offset), dtype=torch.int64, device=q.device)
-    seed = None
-    if dropout_p > 0:
-        seed = torch.randint(2**62, (), device=q.device)
-    scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
-    hidden = (key_mask, segments, mask, dropout_p, seed)
-    last = (bias, bias_first, bias_beyond, sinks)
-    arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *last)
-    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, arguments[_P])
-    standard = compiling and wants_standard()
-    if not (missing or standard or under_transforms()):
-        if compiling:
-            out, lse = attention_in_graph(Arguments(*arguments))
+        usual = not compiling and type(offset) is int and q.dim() == k.dim() == 4
+        if usual and offset == k.shape[2] - q.shape[2]:
+            offset = None  # a tensor of it would take four microseconds
         else:
-            few = offset is key_mask is segments is mask is seed is bias is sinks is None
-            if few and not zones and dropout_p == 0:
-                arguments = arguments[:_FEW]
-            if recorded(q, k, v, arguments[_P], q_rel, bias, sinks):
-                out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
-            else:
-                with below_autograd():
-                    out, lse = _DIRECT_FORWARD(*arguments)
-        return (out, lse) if return_lse else out
-    check_arguments(Arguments(*arguments))
-    with full_precision(kind):  # autocast has been applied above
-        if missing and not standard:
-            warn_of_memory(missing)
-        small = can_mask(softcap, dropout_p, return_lse) and not under_transforms()
-        if (missing or standard) and small:
-            return masked(Arguments(*arguments))
-        out, lse, _ = composed(*arguments)
+            offset = integer("offset", offset)
+            offset = torch.full((), offset, dtype=torch.int64, device=q.device)
+    seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
+    arguments: tuple[Any, ...] = (
+        q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
+        segments, mask, dropout_p, seed, zones or None, bias, bias_first, bias_beyond, sinks,
+    )  # fmt: skip
+    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, p)
+    standard = compiling and wants_standard()
+    if missing or standard or under_transforms():
+        return _in_torch(Arguments(*arguments), "" if standard else missing, standard, return_lse)
+    if compiling:
+        out, lse = attention_in_graph(Arguments(*arguments))
+    else:
+        few = offset is key_mask is segments is mask is seed is bias is sinks is None
+        if few and not zones and dropout_p == 0:
+            arguments = arguments[:COMMON_ARGUMENTS]
+        if torch.is_grad_enabled() and recorded(q, k, v, p, q_rel, bias, sinks):
+            out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
+        else:
+            with below_autograd():
+                out, lse = _FORWARD(*arguments)
     return (out, lse) if return_lse else out
 
 
-def _check_optional(p: Any, *tensors: Any) -> None:
-    if not (p is None or isinstance(p, RelativeTable)):
-        check_tensors(p=p)
-    names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias", "sinks")
-    for name, x in zip(names, tensors, strict=True):
-        if x is not None and not isinstance(x, Tensor):
-            check_tensors(**{name: x})
-    slopes = tensors[1]
-    check(
-        slopes is None or not slopes.requires_grad,
-        "slopes are not differentiable: detach them",
-    )
-
-
-def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
-    low = torch.get_autocast_dtype(kind)
-    return [x.to(low) if isinstance(x, Tensor) else x for x in tensors]
+def _in_torch(
+    call: Arguments, missing: str, standard: bool, return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return attention in operators of torch: no kernel serves this call (`missing` says why)."""
+    check_arguments(call)
+    with full_precision(call.q.device.type):  # autocast has been applied
+        if missing:
+            warn_of_memory(missing)
+        small = can_mask(call.softcap, call.dropout_p, return_lse) and not under_transforms()
+        if (missing or standard) and small:
+            return masked(call)
+        out, lse, _ = composed(call)
+    return (out, lse) if return_lse else out
 
 
 @torch.library.register_fake("wavepe::attention_forward")
@@ -290,19 +286,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
-    # torch drops trailing arguments that have their defaults
-    given = [*arguments, *[None] * (_COUNT + 2 - len(arguments))]
-    q, q_rel, (p_grad, bias_grad) = given[_Q], given[_Q_REL], given[_COUNT:]
+    call = Arguments(*arguments[:COUNT])
+    p_grad, bias_grad = (*arguments[COUNT:], False, False)[:2]
 
     def grad(x: Tensor | None, needed: bool = True) -> Tensor:
-        return q.new_empty((0,)) if x is None or not needed else torch.empty_like(x)
+        return call.q.new_empty((0,)) if x is None or not needed else torch.empty_like(x)
 
-    return (
-        *(grad(given[i]) for i in (_Q, _K, _V)),
-        grad(given[_P], p_grad),
-        grad(q_rel),
-        grad(given[_BIAS], bias_grad),
-    )
+    grads = (grad(call.q), grad(call.k), grad(call.v), grad(call.p, p_grad), grad(call.q_rel))
+    return *grads, grad(call.bias, bias_grad)
 
 
 def _gradients(
@@ -311,25 +302,21 @@ def _gradients(
     """Return the gradients of q, k, v, p, q_rel, bias and sinks; `needed` is for p, bias, sinks."""
     p_grad, bias_grad, sinks_grad = needed
     inputs, out, lse = saved_attention(ctx)
+    call = Arguments(*inputs)
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
-        arguments += (*_DEFAULTS[len(inputs) :], p_grad, bias_grad)
-    if torch.is_grad_enabled():
+        arguments += (*call[len(inputs) :], p_grad, bias_grad)
+    with contextlib.nullcontext() if torch.is_grad_enabled() else below_autograd():
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
-    else:
-        with below_autograd():
-            dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
-    dq_rel = None if inputs[_Q_REL] is None else dq_rel
     dsinks = None
     if sinks_grad:
-        dsinks = sinks_gradient(inputs[_SINKS], grad_out, grad_lse, out, lse)
+        dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse)
+    dq_rel = None if call.q_rel is None else dq_rel
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
 
 
 def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    # needs_input_grad ends early: torch drops trailing arguments that have their defaults
-    needed = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS, _SINKS))
-    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, *needed))
+    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, *wanted_gradients(ctx)))
 
 
 register_autograd("attention_forward", _registered_backward, save_attention)
@@ -354,7 +341,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *_: Tensor | None) -> tuple[Tensor, Tensor]:
         with below_autograd():
-            output = _DIRECT_FORWARD(*arguments)
+            output = _FORWARD(*arguments)
         ctx.set_materialize_grads(False)
         save_attention(ctx, arguments, output)
         return output

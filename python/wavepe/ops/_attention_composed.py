@@ -16,62 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._attention_checks import Arguments
 from ._common import full_precision, report_out_of_memory, wide
 from ._relative_table import RelativeTable
 from ._scores import bias_values, clamped, default_scale, distances, take_rows, visible_keys
 
-_LOW = 0xFFFFFFFF
+_LOW_32_BITS = 0xFFFFFFFF
 
 
 @report_out_of_memory("attention")
-def composed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | int | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    zones: list[Tensor] | None = None,
-    bias: Tensor | None = None,
-    bias_first: int = 0,
-    bias_beyond: str = "zero",
-    sinks: Tensor | None = None,
-    delta: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def composed(call: Arguments, delta: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
+
+    bfloat16 and float16 are computed in float32, and the result is rounded once. The offset may be
+    an int, too, and the mask floating point, which is added to the scores after the softcap.
+    `zones` are not read, because p holds the same values.
 
     Parameters
     ----------
-    q, k, v : Tensor (B, H, m, d), (B, Hk, n, d), (B, Hk, n, dv)
-        bfloat16 and float16 are computed in float32, and the result is rounded once.
-    p : Tensor (w, c) or (H, w, c), optional
-        Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
-    offset : Tensor (), (1,) or (B,) of integers, or int, optional
-        delta = i + offset - j; n - m if not given.
-    mask : Tensor (B|1, H|1, m, n), optional
-        bool, with True for visible keys; or floating point, added to the scores after softcap.
-    seed : Tensor of one int64
-        The seed of dropout. It is not read if dropout_p is 0.
-    zones : list
-        Not read, because p holds the same values.
-    bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
-        Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
-    sinks : Tensor (H,), float32 (float64 for float64 q), optional
-        One more score for each head, without a value.
     delta : Tensor (B|1, 1, m, n) of int64, optional
-        The distances, if they are not those of `offset`.
+        The distances, if they are not those of the offset.
 
     Returns
     -------
@@ -81,35 +45,35 @@ def composed(
     weights : Tensor (B, H, m, n), lse's dtype
         The weights after dropout. With a sink they sum to less than 1.
     """
-    dtype, wide_dtype = q.dtype, wide(q)
-    delta = distances(q, k, offset) if delta is None else delta
-    added = None
+    dtype, wide_dtype = call.q.dtype, wide(call.q)
+    delta = distances(call.q, call.k, call.offset) if delta is None else delta
+    added, mask = None, call.mask
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None
-    visible = visible_keys(delta, causal, window, key_mask, segments, mask)
-    q, k, v = q.to(wide_dtype), k.to(wide_dtype), v.to(wide_dtype)
+    visible = visible_keys(delta, call.causal, call.window, call.key_mask, call.segments, mask)
+    q, k, v = (x.to(wide_dtype) for x in (call.q, call.k, call.v))
 
     scores, poison = _product(q, k), _product_poison(q, k)
-    if p is not None:
-        r, p = q if q_rel is None else q_rel.to(wide_dtype), p.to(wide_dtype)
-        row = delta - clamped(first)
-        scores = scores + _relative(r, p, row, beyond)
-        poison = poison + _relative_poison(r, p, row, beyond)
-    scores = scores * (default_scale(q) if scale is None else scale)
-    if slopes is not None:
-        scores = scores - slopes.to(wide_dtype)[:, None, None] * delta.abs().to(wide_dtype)
-    if bias is not None:
-        scores = scores + bias_values(bias, delta, bias_first, bias_beyond)
-    if softcap is not None:
+    if call.p is not None:
+        r = q if call.q_rel is None else call.q_rel.to(wide_dtype)
+        p, row = call.p.to(wide_dtype), delta - clamped(call.first)
+        scores = scores + _relative(r, p, row, call.beyond)
+        poison = poison + _relative_poison(r, p, row, call.beyond)
+    scores = scores * (default_scale(q) if call.scale is None else call.scale)
+    if call.slopes is not None:
+        scores = scores - call.slopes.to(wide_dtype)[:, None, None] * delta.abs().to(wide_dtype)
+    if call.bias is not None:
+        scores = scores + bias_values(call.bias, delta, call.bias_first, call.bias_beyond)
+    if (softcap := call.softcap) is not None:
         if visible is not None:  # the derivative of tanh at a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)
         scores = softcap * torch.tanh(scores / softcap)
     if added is not None:
         scores = scores + added.to(wide_dtype)
 
-    weights, lse = _softmax(scores + poison, visible, sinks)
-    if dropout_p > 0 and seed is not None:
-        weights = weights * _dropout_factor(q, k, dropout_p, seed)
+    weights, lse = _softmax(scores + poison, visible, call.sinks)
+    if call.dropout_p > 0 and call.seed is not None:
+        weights = weights * _dropout_factor(q, k, call.dropout_p, call.seed)
     return _weighted(weights, v, visible).to(dtype), lse, weights
 
 
@@ -120,7 +84,8 @@ def attention_with_weights(
     *,
     p: Tensor | RelativeTable | None = None,
     dropout_p: float = 0.0,
-    **given: Any,
+    delta: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` together with its weights.
 
@@ -135,13 +100,12 @@ def attention_with_weights(
         The weights after dropout.
     """
     if isinstance(p, RelativeTable):
-        given["beyond"] = p.beyond
-        p, given["first"], _ = p.tensors(q.dtype, q.device)
+        options["beyond"] = p.beyond
+        p, options["first"], _ = p.tensors(q.dtype, q.device)
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
+    call = Arguments(q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **options)
     with full_precision(q.device.type):
-        out, _, weights = composed(
-            q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **given
-        )
+        out, _, weights = composed(call, delta)
     return out, weights
 
 
@@ -254,10 +218,10 @@ def _dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor) -> Ten
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     z = z ^ _shifted(z, 31)
-    x = (torch.arange(n, device=q.device) * 0x9E3779B9 + (z & _LOW)) & _LOW
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
+    x = (torch.arange(n, device=q.device) * 0x9E3779B9 + (z & _LOW_32_BITS)) & _LOW_32_BITS
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW_32_BITS
     x = x ^ (x >> 15) ^ _shifted(z, 32)
-    x = (x * 0x846CA68B) & _LOW
+    x = (x * 0x846CA68B) & _LOW_32_BITS
     x = x ^ (x >> 16)
     kept = x >= math.floor(dropout_p * 2.0**32)
     return kept.to(q.dtype) * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)

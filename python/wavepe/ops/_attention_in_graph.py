@@ -23,16 +23,14 @@ from ._scores import default_scale
 
 _FORWARD = torch.ops.wavepe.attention_forward.default
 _BACKWARD = torch.ops.wavepe.attention_backward.default
-_COUNT = len(Arguments._fields)
-_OWN = 'str name="", bool one_sided=False, Tensor? numbers=None'
-_DEFAULTS = (None, None, None, *Arguments._field_defaults.values(), "", False, None)
-_P, _ZONES, _BIAS = map(Arguments._fields.index, ("p", "zones", "bias"))
-_SINKS = Arguments._fields.index("sinks")
+COUNT = len(Arguments._fields)
+_MORE_ARGUMENTS = 'str name="", bool one_sided=False, Tensor? numbers=None'
 _DIFFERENTIABLE = [
     Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias", "sinks")
 ]
+_ZONES = Arguments._fields.index("zones")
 _find_table: Callable[[str, int, int, bool], RelativeTable] | None = None
-_SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _OWN
+_SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _MORE_ARGUMENTS
 
 
 def set_table_source(find: Callable[[str, int, int, bool], RelativeTable]) -> None:
@@ -63,15 +61,15 @@ def attention_in_graph(
 
 def _arguments(inputs: tuple[Any, ...]) -> Arguments:
     """Return the arguments of `_FORWARD` for those of the operator."""
-    inputs = (*inputs, *_DEFAULTS[len(inputs) :])  # torch drops trailing defaults
-    call, (name, one_sided, numbers) = Arguments(*inputs[:_COUNT]), inputs[_COUNT:]
+    call = Arguments(*inputs[:COUNT])  # torch drops trailing defaults
+    name, one_sided, numbers = (*inputs[COUNT:], *[None] * (COUNT + 3 - len(inputs)))[:3]
     if name:
         size = (call.q if call.q_rel is None else call.q_rel).shape[-1]
         if _find_table is None:
             raise RuntimeError(
                 f"wavepe: the program reads the table of {name!r}: import wavepe.positions"
             )
-        table = _find_table(name, call.k.shape[2], size, one_sided)
+        table = _find_table(name, call.k.shape[2], size, bool(one_sided))
         p, first, zones = table.tensors(call.q.dtype, call.q.device)
         call = call._replace(p=p, first=first, beyond=table.beyond, zones=zones or None)
     if numbers is not None:
@@ -89,8 +87,8 @@ def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 @_forward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor]:
-    call = Arguments(*inputs[:_COUNT])
-    named = any(inputs[_COUNT : _COUNT + 1])
+    call = Arguments(*inputs[:COUNT])
+    named = any(inputs[COUNT : COUNT + 1])
     return _FORWARD(*(call._replace(q_rel=None) if named else call))  # the name stands for p
 
 
@@ -109,30 +107,38 @@ def _backward(*inputs: Any) -> tuple[Tensor, ...]:
 @_backward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
     p_grad, bias_grad, *rest = inputs[4:]
-    return _BACKWARD(*inputs[:4], *(*rest, *_DEFAULTS[len(rest) :])[:_COUNT], p_grad, bias_grad)
+    return _BACKWARD(*inputs[:4], *Arguments(*rest[:COUNT]), p_grad, bias_grad)
 
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, out, lse = saved_attention(ctx)
-    *flags, sinks_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS, _SINKS))
+    p_grad, bias_grad, sinks_grad = wanted_gradients(ctx)
     grads = torch.ops.wavepe.attention_in_graph_backward(
-        grad_out, grad_lse, out, lse, *flags, *inputs
+        grad_out, grad_lse, out, lse, p_grad, bias_grad, *inputs
     )
-    given = [i < len(inputs) and inputs[i] is not None for i in _DIFFERENTIABLE[:-1]]
-    found = [x if is_given else None for x, is_given in zip(grads, given, strict=True)]
+    call = Arguments(*inputs[:COUNT])
+    grads = [None if call[i] is None else x for i, x in zip(_DIFFERENTIABLE, grads, strict=False)]
     dsinks = None
     if sinks_grad:
-        dsinks = sinks_gradient(inputs[_SINKS], grad_out, grad_lse, out, lse)
-    return by_input(ctx, [*found, dsinks])
+        dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse)
+    return by_input(ctx, [*grads, dsinks])
 
 
 # ---- for the autograd of `attention_forward`, too ------------------------------------------------
 
 
+def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
+    """Return whether p, bias and sinks need a gradient."""
+    # needs_input_grad ends early: torch drops trailing arguments that have their defaults
+    names = map(Arguments._fields.index, ("p", "bias", "sinks"))
+    return tuple(any(ctx.needs_input_grad[i : i + 1]) for i in names)
+
+
 def sinks_gradient(
-    sinks: Tensor, grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
+    sinks: Tensor | None, grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
 ) -> Tensor:
     """Return the gradient of the sinks: -sum exp(sink - lse) (dO . out - d lse) of each head."""
+    assert sinks is not None
     # dense, because strides would change the order of the sum
     row = (grad_out.to(lse.dtype) * out.to(lse.dtype)).contiguous().sum(-1)
     if grad_lse is not None:
@@ -160,7 +166,7 @@ def saved_attention(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
 
 def by_input(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of q, k, v, p, q_rel, bias and sinks at these arguments' places."""
-    result: list[Any] = [None] * len(_DEFAULTS)
+    result: list[Any] = [None] * (COUNT + 3)
     for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
         result[i] = grad
     if ctx.zones is not None:  # torch.library expects a list of gradients for a list

@@ -128,6 +128,7 @@ class RelativeTable:
     _typical_size: float | None  # of a row; None if the table gets no zones
     _zones: _Zones
     _names: dict[tuple[torch.dtype, torch.device], str]
+    _by_dtype: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int, tuple[Tensor, ...]]]
 
     @report_out_of_memory("relative_table")
     @np.errstate(all="ignore")  # scaling may underflow the smallest values
@@ -164,6 +165,7 @@ class RelativeTable:
             _typical_size=typical_size if shared else None,
             _zones=_zones(values[kept], first + kept.start, tolerance) if shared else [],
             _names={},
+            _by_dtype={},
         )
         self._attribute(torch.float32, torch.device("cpu"))  # build what most calls need
 
@@ -231,6 +233,7 @@ class RelativeTable:
             tensors = in_new_thread(functools.partial(self.build_tensors, dtype, device))
             name = f"_{dtype}_{device}".replace(".", "_").replace(":", "_")
             self.__dict__.setdefault(name, tensors)  # another thread may have set equal ones
+            self._by_dtype[dtype, device] = getattr(self, name)
             self._names[dtype, device] = name
         return name
 
