@@ -12,7 +12,7 @@ _TOO_MANY = 2**31
 
 
 def whole_number(text: str) -> int:
-    """Read an integer, which may be written as 1e6; ValueError if it is none."""
+    """Read an integer, which may be written as 1e6; ValueError for other texts."""
     try:
         return int(text)
     except ValueError:
@@ -23,7 +23,7 @@ def whole_number(text: str) -> int:
 
 
 def integer(name: str, value: Any, least: int) -> int:
-    """Return `value` as an int; UsageError if it is none, below `least`, or 2^31 and more."""
+    """Return `value` as an int; UsageError for another type, below `least`, or from 2^31 on."""
     try:
         found = whole_number(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def reals(name: str, values: Any, most: float = math.inf) -> list[float]:
 
 
 def words(name: str, values: Any) -> list[Any]:
-    """Return the values, or the words of texts; UsageError if there are none."""
+    """Return the values, or the words of texts; UsageError for an empty list."""
     found: list[Any] = []
     for value in [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values:
         found += value.replace(",", " ").split() if isinstance(value, str) else [value]

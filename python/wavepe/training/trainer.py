@@ -113,7 +113,7 @@ _UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
 
 
 def check_training(training: Iterable[str]) -> None:
-    """Raise TypeError for a name that is no argument of the training."""
+    """Raise TypeError for a name that is not an argument of the training."""
     known = _training_names() - _NAMES.keys()
     names = sorted(known.union(_NAMES.values()))
     for name in training:
