@@ -44,9 +44,11 @@ extras: .venv/extras ## what some tests need, and skip without: Triton, TRL, PEF
 mutants: .venv/extras .venv/built ## plant small faults where the last change is, and see tests fail: ALL=1, SINCE=main
 	$(BIN)/python tests/mutants/run.py $(if $(filter-out 0,$(ALL)),--all) $(addprefix --since ,$(SINCE))
 
-fuzz: .venv/built ## random calls of every function on every variant: MINUTES=10, SEED=7, SANITIZE=1
-	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED)) \
-	    $(if $(filter-out 0,$(SANITIZE)),--sanitize)
+FUZZ_SEED := $(or $(SEED),$(shell echo $$$$))
+fuzz: .venv/built ## random and hostile calls of every function, on every variant: MINUTES=10, SEED=7, SANITIZE=1
+	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) --seed $(FUZZ_SEED) $(if $(filter-out 0,$(SANITIZE)),--sanitize)
+	WAVEPE_HYPOTHESIS_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q -m hypothesis $(PARALLEL)
+	for side in numpy torch; do $(BIN)/python tests/hostile_calls.py $$side $(FUZZ_SEED) 0 5000 || exit 1; done
 
 faults: .venv/built ## a full disk or a signal at each write of compare and convert, then the same call again
 	$(BIN)/python tests/faults.py

@@ -4,9 +4,7 @@
     python tests/fuzz.py --minutes 10 --seed 7      the same calls again, as far as time allows
     python tests/fuzz.py --seed 7 --call rope:153   one call
 
-A call depends on seed, function and number alone. The tests make calls of the seed "suite". If
---minutes is more than 2, hostile_calls.py gets an eighth of the time. Its failures name the command
-that repeats them.
+A call depends on seed, function and number alone. The tests make calls of the seed "suite".
 """
 
 import argparse
@@ -16,7 +14,6 @@ import importlib.util
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -42,7 +39,6 @@ if HAS_TORCH:
 
 # Calls in a round; attention has the most, because it has the most options.
 OFTEN = {"ops.attention": 8, "attention": 2}
-BATCH = 5000  # hostile calls in a process
 ENOUGH = 20  # stop after so many failures
 SANITIZED = "-fsanitize" in wavepe.build_info()["flags"]
 
@@ -188,51 +184,6 @@ def start(seed, names, first, step, seconds, place):
     return subprocess.Popen([sys.executable, "-X", "faulthandler", __file__, "--work", work])
 
 
-def run_properties(seed, seconds):
-    """Run the property tests with examples of this seed; return 1 if one fails."""
-    files = [p for p in sorted(HERE.glob("test_*.py")) if "from hypothesis" in p.read_text()]
-    options = ("-q", "-p", "no:cacheprovider", "-m", "hypothesis")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *map(str, files)],
-            env={**os.environ, "WAVEPE_HYPOTHESIS_SEED": str(seed)},
-            cwd=HERE.parent,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return 0
-    print(done.stdout.splitlines()[-1], f"(property tests, WAVEPE_HYPOTHESIS_SEED={seed})")
-    if done.returncode:
-        print(done.stdout[-6000:])
-    return int(done.returncode != 0)
-
-
-def run_hostile(seed, seconds):
-    """Return (calls, failures) of hostile_calls.py; a process that dies is replaced."""
-    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
-    first = {"numpy": 0} | ({"torch": 0} if "ops.rope" in NAMES else {})
-    while time.monotonic() < until and failures < ENOUGH:
-        for side in first:
-            command = [sys.executable, HERE / "hostile_calls.py", side, seed, first[side], BATCH]
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-            made = [int(n) for n in re.findall(r"^(\d+): ", done.stdout, re.M)]
-            count[f"hostile_calls.py {side}"] += len(made)
-            first[side] += BATCH
-            failed = re.findall(r"^\d+: .*\nFAILED(?:.|\n)*? again: .*", done.stdout, re.M)
-            print(*failed, sep="\n", end="\n" if failed else "", flush=True)
-            failures += len(failed)
-            if done.returncode not in (0, 1) or not re.search(r"\d+ calls, ", done.stdout):
-                failures += 1
-                *_, call = done.stdout.splitlines() or [""]
-                print(f"FAILED: the process ended with {done.returncode}: {call}\n{done.stderr}")
-                if made:
-                    print(f"  again: python tests/hostile_calls.py {side} {seed} {made[-1]} 1")
-                    first[side] = made[-1] + 1
-    return count, failures
-
-
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -263,17 +214,8 @@ def main():
         return attempt(name, int(number), given.seed)
     names = given.functions.split(",")
     print(f"seed {given.seed}, variants {', '.join(variants())}: {', '.join(names)}", flush=True)
-    seconds, failures, hostile = 60 * given.minutes, 0, {}
-    if not SANITIZED and seconds > 120:
-        began = time.monotonic()
-        failures += run_properties(given.seed, seconds / 4)
-        hostile, failed = run_hostile(given.seed, seconds / 8)
-        failures += failed
-        seconds -= time.monotonic() - began
-    count, failed = run_workers(given.seed, names, seconds, given.workers)
-    failures += failed
-    count.update(hostile)
-    for name in (*names, *hostile):
+    count, failures = run_workers(given.seed, names, 60 * given.minutes, given.workers)
+    for name in names:
         print(f"{count[name]:9} calls of {name}")
     print(f"seed {given.seed}: {failures} failures in {sum(count.values())} calls")
     return int(failures > 0)

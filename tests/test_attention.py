@@ -146,6 +146,7 @@ def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
         Shape(1, 1, 1, 700, 700, 16, 8),  # blocks of one head
         Shape(1, 2, 1, 200, 450, 8, 8),
         Shape(2, 4, 4, 1, 90, 8, 8),  # one query a head
+        Shape(1, 24, 2, 1, 300, 8, 8),  # one for many heads, which threads share
     ):
         given = draw(generator("threads"), shape, option)
         wavepe.set_num_threads(1)

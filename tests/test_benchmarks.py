@@ -6,9 +6,7 @@ import importlib
 import io
 import json
 import math
-import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 import wavepe
 import wavepe.ops as ops
 
-from benchmarks import bench, report
+from benchmarks import bench
 from benchmarks.case import Case, Compiler, judge
 from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
@@ -126,55 +124,6 @@ def test_an_error_over_its_bound_fails_the_run(wrong, tmp_path, monkeypatch):
 def test_wrong_arguments(words, message, capsys):
     assert bench.main([*words, "--quick"]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_quick_and_full_exclude_each_other(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["--quick", "--full"])
-    assert "--full: not allowed with argument --quick" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeypatch, capsys):
-    """The paths fail for root as well."""
-    monkeypatch.setattr(bench, "measure", None)
-    file = tmp_path / "file"
-    file.write_text("kept")
-    wrong = {
-        tmp_path / "none" / "results.json": "No such file or directory",
-        file / "results.json": "Not a directory",
-        tmp_path / ("x" * 300): "File name too long",
-        Path("/proc/results.json"): "No such file or directory",
-    }
-    for path, reason in wrong.items():
-        assert bench.main(["rope", *QUICK, "--json", str(path)]) == 2
-        assert capsys.readouterr() == ("", f"benchmarks: --json {path}: {reason}\n")
-    monkeypatch.setattr(bench.os, "access", lambda path, mode: False)  # root may write anything
-    assert bench.main(["rope", *QUICK, "--json", str(file)]) == 2
-    assert capsys.readouterr().err == f"benchmarks: --json {file}: Permission denied\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert file.read_text() == "kept"
-
-
-@pytest.mark.parametrize("width", [40, 80, 200, None])
-def test_the_report_fits_the_terminal(width, wavelets, monkeypatch, capsys):
-    report.print_report(wavelets, with_rivals=True)
-    wide = capsys.readouterr().out
-    if width is not None:
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    report.print_report(wavelets, with_rivals=True)
-    out = capsys.readouterr().out
-    tables = out.partition("\nops.wavelet_table\n")[2]
-    for row in wavelets["rows"]:
-        for cell in (row["size"], row["variant"], f"{1e3 * row['seconds']['median']:.3f}"):
-            assert cell is None or cell in tables
-    if width in (40, 80):
-        assert max(map(len, out.splitlines())) <= width
-        assert re.findall(r"(?m)^variant ", tables)
-        assert "median" in tables
-        assert "of bound" in tables
-    else:
-        assert tables == wide.partition("\nops.wavelet_table\n")[2]
 
 
 def test_runs_from_an_installed_place(tmp_path, monkeypatch):

@@ -24,7 +24,6 @@ from benchmarks import (
     bench_attention,
 )
 from benchmarks.attention_inputs import Inputs, dense, exact_results, gathered, judged, skewed
-from benchmarks.case import Compiler
 
 QUICK = ["--quick", "--repeats", "2"]
 
@@ -123,31 +122,7 @@ def test_rivals_compute_the_same(rows):
         close(got, right)
 
 
-def test_useful_operations():
-    """Two products over L (L + 1) / 2 pairs, to leading order, and five more with gradients."""
-    x = Inputs.make(3, 64, 16)
-    forward, trained = bench_attention.one_size(x)
-    assert (forward.work, trained.work) == (x.flops, 3.5 * x.flops)
-    assert x.flops == 2 * 3 * 64**2 * 16
-
-
 # ------------------------------------------------------------------ the runner
-
-
-def test_full_takes_all_sizes(monkeypatch):
-    sizes = []
-
-    def inputs(length, d, dtype=torch.float32):
-        sizes.append((length, d))
-        return Inputs.make(1, 24, 16, dtype)
-
-    monkeypatch.setattr(bench_attention, "inputs", inputs)
-    monkeypatch.setattr(bench_attention, "KEYS", ())
-    made = list(bench_attention.full_cases(Compiler(enabled=False)))
-    grid = {(length, d) for length in bench_attention.LENGTHS for d in bench_attention.HEAD_SIZES}
-    assert grid <= set(sizes)
-    assert len(made) >= 3 * len(grid)
-    assert set(bench_attention.CHOSEN) <= grid
 
 
 def test_own_calls_are_timed_in_each_variant(tmp_path):
@@ -190,20 +165,6 @@ def test_too_much_memory_fails():
     assert attention_memory.too_much({"rows": [row]}) == [row]
     for other in ({"over_inputs": 5.9}, {"kind": "sdpa"}, {"length": 64}):
         assert not attention_memory.too_much({"rows": [row | other]})
-
-
-def test_parts_of_the_kernels():
-    samples = """
-        # Overhead|Symbol
-         30.00%  |[.] gemm_columns_f32_avx512.constprop.0
-         20.00%  |[.] softmax_row_f32_avx512
-         10.00%|[.] pack_rows_f32_avx512
-          5.00%|[.] __memset_avx512_unaligned_erms
-          5.00%|[k] exc_page_fault
-    """
-    parts = attention_profile.shares(samples)
-    wanted = {"products": 30 / 70, "weights": 20 / 70, "packing": 15 / 70, "rest": 5 / 70}
-    assert parts == pytest.approx(wanted | {"table": 0})
 
 
 def test_every_kernel_of_the_profile_is_there():

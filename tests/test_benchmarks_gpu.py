@@ -1,7 +1,6 @@
 """`python -m benchmarks.gpu` without a GPU: rows, what fails, and the deadline."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from benchmarks import (
     gpu,
     gpu_attention,
     gpu_attention_checks,
-    gpu_kernels,
     gpu_tasks,
     gpu_training,
 )
@@ -102,34 +100,12 @@ def test_the_command_without_a_gpu(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("  not run: ") == 4
 
 
-def test_every_task_of_a_gpu_is_known(monkeypatch):
-    monkeypatch.setattr(gpu_attention, "row", lambda place, d, length, once: {"row": [d, length]})
-    monkeypatch.setattr(gpu_training, "row", lambda place, d: {"row": [d]})
-    monkeypatch.setattr(gpu_training, "compare", lambda timeout: {"row": []})
-    monkeypatch.setattr(gpu_kernels, "time_rope", list)
-    place = Place("cuda")
-    together, alone = gpu_tasks.names(place)
-    first = [name.removeprefix("first ") for name in together if name.startswith("first")]
-    assert first == [name for name in alone if name.startswith("times")]
-    assert {f"check {name}" for name in gpu_attention_checks.NAMES} < set(together)
-    for name in (*first, *alone):
-        row = gpu_tasks.in_this_process(place, name, 1.0)
-        assert row == {"rows": []} or name.split()[1:] == list(map(str, row["row"]))
-
-
 def test_flex_in_two_parts_is_the_same():
     given = gpu_attention.problem(Place("cpu"), 16, 100)
     short = given._replace(table=ops.relative_table(given.table.p[:30]))
     found = gpu_attention.ways(Place("cpu"), short)
     outs = [found[name]()(*short[:3]) for name in (gpu_attention.BAND, gpu_attention.DENSE)]
     torch.testing.assert_close(*outs)
-
-
-def test_no_triton(monkeypatch):
-    monkeypatch.setattr(gpu_tasks.importlib.util, "find_spec", lambda name: None)
-    for name in ("check wavelet", "times 64 2048", "first 64 2048", "training 64"):
-        row = gpu_tasks.in_this_process(Place("cuda"), name, 1.0)
-        assert row == {"not_run": "attention's kernels need Triton: pip install triton"}
 
 
 def test_what_has_no_kernel_is_an_error():
@@ -161,17 +137,3 @@ def test_rows_that_fail_and_the_deadline(capsys):
     wrong = {"name": "check d", "checks": [{"name": "y", "error": 3.0, "largest": 1.0}]}
     assert not gpu.print_row(wrong, interpreted=False)
     assert "  WRONG y: 3.00 of the bound, 1.0e+00 absolute\n" in capsys.readouterr().out
-
-
-def test_rows_side_by_side():
-    rows = gpu_tasks.rows(["a", "b", "c"], lambda name, timeout: {"is": name}, lambda: 1.0, 3)
-    assert sorted(row["is"] for row in rows) == ["a", "b", "c"]
-
-
-def test_a_task_of_its_own_process(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(RuntimeError, match="exit code 1: ValueError: no task is called 'nothing'"):
-        gpu_tasks.in_a_process("nothing", 100)
-    done = subprocess.CompletedProcess([], 0, 'a warning\n{"seconds": 2}\n', "")
-    monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
-    assert gpu_tasks.in_a_process("times 64 2048", 100) == {"seconds": 2}

@@ -124,16 +124,6 @@ def test_measuring_gives_what_is_kept():
     assert rope_accuracy.table(anew).count("\n| ") == len(anew["rows"])
 
 
-def test_the_recurrence_is_one():
-    inv_freq = oracle.rope_frequencies(8)
-    wanted = np.array([1, 2, 999, 1000, 1001, 2345])
-    got = rope_accuracy.walked(inv_freq, wanted)
-    exact = np.exp(1j * wanted[:, None] * inv_freq)
-    assert np.abs(got - exact).max() < 2345 * 2.0**-22
-    assert np.array_equal(got[1], got[0] * got[0])
-    assert np.abs(rope_accuracy.doubled(inv_freq, wanted) - exact).max() < 2345 * 2.0**-22
-
-
 def test_the_judge():
     """Compare integers modulo a turn to mpmath, next to zeros and at both ends."""
     rng, inv_freq = np.random.default_rng(0), oracle.rope_frequencies(64, 5e5)
@@ -151,16 +141,6 @@ def test_the_judge():
                 for got, value in zip((cos[i, j], sin[i, j]), right, strict=True):
                     assert abs(got - value) <= 2.0**-49 * abs(value)
     assert exact.nearest < 1e-15
-
-
-def test_positions_nearest_to_quarter_turns():
-    (quarter,) = exact_angles.quarters([0.7])
-    with mpmath.workprec(400):
-        turns = [m * mpmath.mpf(0.7) * 2 / mpmath.pi for m in range(500, 5000)]
-        distance = [float(abs(t - mpmath.nint(t))) for t in turns]
-    found = exact_angles.near_quarter_turns(quarter, 500, 5000, 3)
-    assert len(found) == 3
-    assert found[0] == 500 + int(np.argmin(distance))
 
 
 # ------------------------------------------------------------------ pictures and other figures

@@ -96,27 +96,6 @@ def test_the_command_repeats_a_call_and_counts_calls():
     assert last == f"seed 7: 0 failures in {sum(made)} calls"
 
 
-def test_hostile_calls_are_counted_and_repeated(monkeypatch, capfd, tmp_path):
-    """Processes may die, here a script that makes two calls and fails at one of them."""
-    tmp_path.joinpath("hostile_calls.py").write_text(
-        "import os, sys\n"
-        "for number in range(int(sys.argv[3]), int(sys.argv[3]) + 2):\n"
-        "    print(f'{number}: f({number})', flush=True)\n"
-        "print('FAILED 1: raised KeyError\\n  again: the command', flush=True)\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    monkeypatch.setattr(fuzz, "HERE", tmp_path)
-    monkeypatch.setattr(fuzz, "ENOUGH", 6)
-    monkeypatch.setattr(fuzz, "NAMES", ["rope"])
-    count, failures = fuzz.run_hostile("7", 60)
-    assert count == {"hostile_calls.py numpy": 6}
-    assert failures == 6
-    said = capfd.readouterr().out
-    assert said.count("1: f(1)\nFAILED 1: raised KeyError\n  again: the command\n") == 1
-    for number in (1, 3, 5):
-        assert f"  again: python tests/hostile_calls.py numpy 7 {number} 1" in said
-
-
 def test_a_crash_says_which_call_it_was(monkeypatch, capfd):
     """Workers that end, here at their third call, are counted and replaced."""
 

@@ -36,25 +36,6 @@ def test_every_size(variant, dtype, interleaved, inverse):
         check(got, x, cos, sin, interleaved, inverse, f"h={h}")
 
 
-@each_dtype
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_every_layout(variant, dtype, interleaved):
-    rng = generator("layouts")
-    values, tables = rng.normal(size=(2, 3, 5, 38)).astype(dtype), turn(rng, (5, 17), dtype)
-    for of_x, of_table in itertools.product(LAYOUTS, repeat=2):
-        x, (cos, sin) = lay_out(values, of_x), (lay_out(t, of_table) for t in tables)
-        got = wavepe.rope(x, cos, sin, interleaved=interleaved)
-        check(got, x, cos, sin, interleaved, what=f"x {of_x}, table {of_table}")
-        dense = (np.array(a, order="C") for a in (x, cos, sin))
-        whole = wavepe.rope(*dense, interleaved=interleaved)
-        assert_same_bits(got, whole, f"x {of_x}, table {of_table}")
-    heads_major = np.ascontiguousarray(values.swapaxes(1, 2)).swapaxes(1, 2)
-    assert_same_bits(
-        wavepe.rope(heads_major, *tables, interleaved=interleaved),
-        wavepe.rope(values, *tables, interleaved=interleaved),
-    )
-
-
 @pytest.mark.parametrize("table", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -118,53 +99,6 @@ def test_bfloat16_nan_and_infinity(variant):
     assert np.isnan(got[0, [3, 35, 8, 40]]).all()
     assert np.isnan(got).sum() == 6
     assert np.isinf(got[1, [5, 37]]).all()
-
-
-def test_table_broadcasts_against_x(variant):
-    rng = generator("broadcast")
-    x = rng.normal(size=(2, 3, 5, 12)).astype(np.float32)
-    of_tables = [(6,), (1,), (5, 6), (1, 6), (3, 1, 6), (3, 5, 4), (2, 1, 5, 6), (1, 1, 1, 2)]
-    for shape in (*of_tables, (2, 3, 5, 6)):
-        cos, sin = turn(rng, shape)
-        check(wavepe.rope(x, cos, sin), x, cos, sin)
-    cos, sin = turn(rng, (5, 6))
-    check(wavepe.rope(x[0, 0], cos, sin), x[0, 0], cos, sin)
-    check(wavepe.rope(x[0, 0, 0], cos[0], sin[0]), x[0, 0, 0], cos[0], sin[0])
-    sin = turn(rng, (2, 3, 5, 6))[1]  # cos and sin of different leading shapes broadcast too
-    check(wavepe.rope(x, cos, sin), x, np.broadcast_to(cos, sin.shape), sin)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_nan_and_inf_stay_in_their_pair(variant, interleaved):
-    rng = generator("nan")
-
-    def judged(x, cos, sin):
-        with np.errstate(all="ignore"):
-            got = wavepe.rope(x, cos, sin, interleaved=interleaved)
-            check(got, x, cos, sin, interleaved)
-
-    for bad in (np.nan, np.inf, -np.inf):
-        x, (cos, sin) = rng.normal(size=(3, 37)).astype(np.float32), turn(rng, (3, 17))
-        for place in (0, 5, 16, 17, 33, 34, 36):
-            spoilt = x.copy()
-            spoilt[1, place] = bad
-            judged(spoilt, cos, sin)
-        cos[1, 7] = bad
-        judged(x, cos, sin)
-
-
-def test_empty(variant):
-    for shape, table in (
-        ((0, 8), (0, 4)),
-        ((2, 0, 8), (0, 4)),
-        ((0, 3, 8), (3, 4)),
-        ((3, 0), (3, 0)),
-        ((3, 5), (3, 0)),
-    ):
-        x = np.ones(shape, np.float32)
-        got = wavepe.rope(x, np.ones(table, np.float32), np.zeros(table, np.float32))
-        assert got.dtype == np.float32
-        assert np.array_equal(got, x)
 
 
 def test_bits_do_not_depend_on_slicing(variant):

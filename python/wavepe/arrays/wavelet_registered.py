@@ -100,7 +100,7 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
 
 
 def registered(name: str) -> Registered | None:
-    """Return the wavelet registered under `name`; None if there is none."""
+    """Return the wavelet registered under `name`, or None."""
     return _known.get(name)
 
 
@@ -165,7 +165,7 @@ def _arguments(
 
 
 def _checked_call(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
-    """Return function(u), and 0 where u is NaN; raise if the result is no finite array like u."""
+    """Return function(u), and 0 where u is NaN; raise unless the result is a finite array like u."""
     is_number = ~np.isnan(u)
     try:
         # No warnings: the function may use np.where to drop the values that would warn.

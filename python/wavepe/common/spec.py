@@ -76,7 +76,7 @@ def write_spec(name: str, options: Mapping[str, Value]) -> str:
 
 
 def read_value(text: str) -> Value:
-    """Return the value that `text` stands for; ValueError if there is none."""
+    """Return the value that `text` stands for; ValueError for other texts."""
     if "+" not in text or _DECIMAL.fullmatch(text):  # 1e+20 is a number, not a list
         return _read_scalar(text)
     first, _, rest = text.partition("+")

@@ -47,7 +47,7 @@ class RoPE(Encoding):
     fraction : float
         The part of the pairs that rotate (p-RoPE), from 0 to 1. The int(fraction * d // 2) pairs
         of the highest frequencies rotate, and the exponent keeps the denominator d. 1 is RoPE,
-        and 0 is no encoding.
+        and 0 rotates nothing.
     interleaved : bool, optional
         True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2). None is False; in a
         patched model, None is the pairs of that model.

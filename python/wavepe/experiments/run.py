@@ -32,7 +32,7 @@ _THREADS = 1
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What `compare` returns. In a notebook it shows its tables.
+    """The results of `compare`. In a notebook it shows its tables.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Results:
         Raises
         ------
         ValueError
-            `part` is no part of this comparison. A grid has no part "".
+            `part` is not a part of this comparison. A grid has no part "".
         """
         if part not in self.parts:
             raise UsageError(f"part {part!r}: needs one of {', '.join(self.parts)}")
@@ -140,7 +140,7 @@ def compare(
     encodings : sequence of str
         The rows of the table, each an encoding: name or name:key=value,key=value. TRAINED/SPEC,
         such as rope/rope:type=yarn,factor=scaled, takes the model that was trained with TRAINED and
-        evaluates it with SPEC (`finetune` also trains it further with SPEC). The default is none,
+        evaluates it with SPEC (`finetune` also trains it further with SPEC). The default is "none",
         sinusoidal, rope with several bases, alibi and wavelet.
     preset : str
         A ready comparison. Options that are given replace those of the preset.
@@ -238,7 +238,7 @@ def compare(
     if out == "":
         raise UsageError("`out`: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
-    need_matplotlib("wavepe compare")  # now, and not after hours of training
+    need_matplotlib("wavepe compare")  # now, and not after the training
     try:
         return _run(parts, text, out, jobs, imports, device, threads, save_every, progress)
     except OSError as error:
@@ -249,7 +249,7 @@ def compare(
         raise
 
 
-# The arguments of `compare` that do not change the figures, or are no setting of their own.
+# The arguments of `compare` that do not change the figures, or follow from others.
 _RUNNING = ("data", "imports", "out", "jobs", "device", "threads", "save_every", "progress")
 
 

@@ -116,7 +116,7 @@ def _need(condition: bool, message: str) -> None:
 
 
 def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
-    """Return the entry `name` of `known`; UsageError with all names if there is none."""
+    """Return the entry `name` of `known`; UsageError with all names for another name."""
     if name not in known:
         raise UsageError(f"`{argument}` {name}: needs {', '.join(known)}{suggestion(name, known)}")
     return known[name]

@@ -119,7 +119,7 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
 
 
 def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
-    """Return whether `data` may be the text of training, so that reading all of it makes sense.
+    """Return whether `data` may be the training text, so that reading all of it makes sense.
 
     A pipe can be read only once, and a far larger text cannot be it.
     """

@@ -36,7 +36,7 @@ class DeviceConstant:
     def on(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the tensor on the device of `like`; its dtype is `dtype` or the array's."""
         device = like.device
-        if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's tensor takes no kept one
+        if type(like) not in (Tensor, torch.nn.Parameter):  # never mix a kept one with a tracer's
             tensor = self.tensor if is_compiling() else torch.from_numpy(self._array)
             return tensor.to(device=device, dtype=dtype)
         if dtype is None:

@@ -293,6 +293,6 @@ def _(
 
 def _with_new_axis(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
     """Return relative_bias for a q with vmap's axis first."""
-    if q.dim() == 3 and p.dim() == 3:  # q was (m, d) and p is (1, w, d): vmap's axis is no head
+    if q.dim() == 3 and p.dim() == 3:  # q was (m, d) and p is (1, w, d): vmap's axis is not a head
         p = p[0]
     return _ops.relative_bias(q, p, keys, first, beyond)

@@ -23,7 +23,7 @@ SHORT, LONG = 1, 1 << 40
 class Frequencies:
     """The radians per position of each pair, in float64, and the factor on cosines and sines.
 
-    The tensor is no buffer of a module, so casts of a module do not reach it. `label` names the
+    The tensor is not a buffer of a module, so casts of a module do not reach it. `label` names the
     frequencies in messages. `kept` says that other calls will use the same frequencies, so that
     their angles are worth keeping.
     """

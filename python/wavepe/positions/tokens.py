@@ -41,7 +41,7 @@ class TokenIndices(NamedTuple):
     def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of queries and keys, (B|1, m) and (B|1, n).
 
-        Keys before the queries are counted back from the queries that are no padding.
+        Keys before the queries are counted back from the queries that are not padding.
         """
         places, keys = self.index_pairs(q, k)
         if self.positions is None:

@@ -104,7 +104,7 @@ def train(
     are finite.
     """
     model = model.to(device.place)
-    # Of a model that knows nothing, the loss is that of a guess among all tokens.
+    # The loss of a model that knows nothing is that of a guess among all tokens.
     state = State(
         model, plan.optimizer(model, fused=True), plan.name, plan.seed, run,
         loss=math.log(model.config.vocab_size), devices=[device.label],

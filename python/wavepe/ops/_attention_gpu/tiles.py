@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What hides pairs of a query and a key; each tensor may be None."""
+    """Masks of pairs of a query and a key; each tensor may be None."""
 
     window: Any  # int
     key_mask: Any  # (B, n) bool
@@ -64,7 +64,7 @@ class Hidden(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """What is added to q k^T in the scores; each tensor may be None."""
+    """Terms added to q k^T in the scores; each tensor may be None."""
 
     products: Any  # (B, H, m, columns): near zones, then far ones
     columns: Any
