@@ -17,7 +17,7 @@ from hf_model import HEAD, SPECS, close, patched_tiny, reference, tiny, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from wavepe.analysis import attention_map, attention_window, measured_band
 
-ROW = tokens(1, 20)[0]  # more than a head's dims, so that the identity comes in pieces
+ROW = tokens(1, 20)[0]
 ENDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 SIZES = {
     "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,

@@ -37,13 +37,8 @@ SAMPLES += ["everything", "batched decoding", "bias of all heads", "bias, both s
 
 
 def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
-<<<<<<< HEAD
     """Return the arguments of torch.ops.wavepe.attention_forward, in its order."""
-    given = DEFAULTS | draw(generator("raw", option), shape, OPTIONS[option], dtype)
-=======
-    """Those of torch.ops.wavepe.attention_forward, in its order."""
     given = draw(generator("raw", option), shape, OPTIONS[option], dtype)
->>>>>>> 96aa6ea (ops.attention: three calls in Python to the operator, types checked inline, one list of arguments)
     if isinstance(given.get("offset"), int):
         given["offset"] = torch.tensor(given["offset"])
     for name in FLOATING:

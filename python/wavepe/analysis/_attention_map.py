@@ -21,8 +21,8 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     """Return the attention weights of every layer and head of a model.
 
     They are the weights of the model's own attention function, whichever it is (eager, sdpa,
-    wavepe): this function calls it with the columns of the identity matrix as values. So the
-    weights contain windows, soft caps and the position encoding, as the model applies them.
+    wavepe), which gets the columns of the identity matrix beside the values. So the weights contain
+    windows, soft caps and the position encoding, as the model applies them.
 
     Parameters
     ----------
@@ -136,12 +136,18 @@ class _Recorder:
 
     def recording(self, function: Any) -> Any:
         """Return the attention function with one addition: it records its weights."""
+        import torch
+
         if getattr(function, "_records_weights", False):
             return function
 
         def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            self.maps.append(_weights(function, module, query, key, value, *args, **kwargs))
-            return function(module, query, key, value, *args, **kwargs)
+            n = key.shape[2]
+            columns = torch.eye(n, dtype=value.dtype, device=value.device)
+            value = torch.cat([columns.expand(*value.shape[:2], n, n), value], dim=-1)
+            out, weights = function(module, query, key, value, *args, **kwargs)
+            self.maps.append(_to_numpy(out[0, :, :, :n].transpose(0, 1)))
+            return out[..., n:], weights
 
         attend._records_weights = True  # type: ignore[attr-defined]
         return attend
@@ -158,23 +164,6 @@ class _Interface:
 
     def get_interface(self, *args: Any) -> Any:
         return self._recording(self._stock.get_interface(*args))
-
-
-def _weights(
-    function: Any, module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
-) -> np.ndarray:
-    """Return the weights (heads, n, n) of one call: the values are columns of the identity."""
-    import torch
-
-    keys, width = key.shape[2], value.shape[3]  # every function accepts values of this width
-    pieces = []
-    for first in range(0, keys, width):
-        columns = torch.zeros_like(value)
-        here = torch.arange(min(width, keys - first), device=value.device)
-        columns[:, :, first + here, here] = 1
-        out, _ = function(module, query, key, columns, *args, **kwargs)
-        pieces.append(out[0, :, :, : len(here)])  # (queries, heads, columns)
-    return _to_numpy(torch.cat(pieces, dim=-1).transpose(0, 1))
 
 
 def _reported_weights(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.ndarray]:

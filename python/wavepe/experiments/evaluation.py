@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 import wavepe
-from wavepe.analysis import measured_band, perplexity, predicted_band
-from wavepe.analysis._perplexity import perplexity_of
+from wavepe.analysis import measured_band, perplexity, perplexity_of, predicted_band
 from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
 from ..training.device import CPU, Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wavepe.analysis._perplexity import PROTOCOLS
+from wavepe.analysis import PROTOCOLS
 
 from ..common.errors import UsageError
 

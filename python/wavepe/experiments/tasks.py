@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wavepe.analysis._needle import STATEMENT_LENGTH, STATEMENT_SIGNS
+from wavepe.analysis import STATEMENT_LENGTH, STATEMENT_SIGNS
 
 from ..common.errors import UsageError
 
