@@ -165,7 +165,7 @@ def _arguments(
 
 
 def _checked_call(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
-    """Return function(u), and 0 where u is NaN; raise unless the result is a finite array like u."""
+    """Return function(u), with 0 where u is NaN; raise unless it is a finite array like u."""
     is_number = ~np.isnan(u)
     try:
         # No warnings: the function may use np.where to drop the values that would warn.
