@@ -18,14 +18,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from ..common.runtime import __version__
-from .families import ATTENTION, FAMILIES, TYPE_PREFIX, is_stock
+from .families import ATTENTION, FAMILIES, TYPE_PREFIX, Family, is_stock
 from .folder import AUTO_CLASSES, auto_map, write_beside
 from .layers import Choice, StoredSpec, changed_encoding, spec_text
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
-# A stock class that reads the file asks for an attention of this name. There is none, so its error
-# message shows this text. Without it, the class would use RoPE and say nothing.
+# A stock class that reads the file asks for an attention of this name, which does not exist, so its
+# error shows this text. Without it, the class would use RoPE and say nothing.
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {
     "attn_implementation": UNKNOWN,
@@ -40,7 +40,7 @@ MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
 
 
 class _Live(NamedTuple):
-    """The model of a configuration: what it has, whatever the configuration says later."""
+    """The layers and the encoding of a live model, whatever its configuration says later."""
 
     config: int  # id of the configuration, which its copies do not have
     layers: int
@@ -48,14 +48,14 @@ class _Live(NamedTuple):
 
 
 def note_live(config: Any, layers: int) -> None:
-    """Note in the configuration of a model what the model has."""
+    """Note in the configuration of a model its layers and its encoding."""
     config.__dict__[LIVE] = _Live(id(config), layers, config.position_encoding)
 
 
 class OwnConfig:
-    """What configurations of wavepe types and of patched models share.
+    """Mixin of the configurations of wavepe types and of patched models.
 
-    A folder that they write loads in any program (see folder.py). And they allow
+    A folder that they write loads in any program (see folder.py). They also allow
     `output_attentions`, which transformers allows for the attention "eager" only.
     """
 
@@ -69,27 +69,36 @@ class OwnConfig:
 
     @classmethod
     def _is_of_wavepe(cls) -> bool:
-        """Return whether this is no class that somebody derived."""
+        """Return whether the class is wavepe's own, not a user's subclass."""
         return cls.__module__ == __name__
 
     def _check_live(self) -> None:
         """Raise ValueError if the saved model would have another encoding than the live one."""
         config: Any = self
-        live: _Live | None = self.__dict__.get(LIVE)
+        spec, live = config.position_encoding, self.__dict__.get(LIVE)
         if live is None:
             return
-        if live.config == id(self) and live.spec != config.position_encoding:
-            raise changed_encoding(live.spec, config.position_encoding)
-        before = live.layers
-        if before != config.num_hidden_layers and Choice(config.position_encoding).names_layers:
+        if live.config == id(self) and live.spec != spec:
+            raise changed_encoding(live.spec, spec)
+        if live.layers != config.num_hidden_layers and Choice(spec).names_layers:
             raise ValueError(
-                f"the position encoding {spec_text(config.position_encoding)!r} names layers of "
-                f"{before}, and num_hidden_layers is {config.num_hidden_layers} now: call "
+                f"the position encoding {spec_text(spec)!r} names layers of {live.layers}, and "
+                f"num_hidden_layers is {config.num_hidden_layers} now: call "
                 "wavepe.hf.unpatch(model), and patch it with the layers that each part has now"
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        fill_peft_tables()
+        output = super().to_dict()  # type: ignore[misc]
+        output.pop(LIVE, None)
+        if self._is_of_wavepe():
+            kind = TYPE_PREFIX + output["model_type"].removeprefix(TYPE_PREFIX)
+            output["auto_map"] = auto_map(kind, output.get("auto_map"))
+        return {**output, **ON_DISK}
+
     def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write the file, and beside a config.json what makes the folder load anywhere."""
+        """Write the file. Beside a config.json, also write the module and the model card that let
+        any program load the folder."""
         self._check_live()
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
@@ -107,11 +116,11 @@ class OwnConfig:
 
     def validate(self) -> None:
         """Check the other fields as transformers does before it saves."""
-        asked, self._output_attentions = self._output_attentions, False
+        weights_wanted, self._output_attentions = self._output_attentions, False
         try:
             super().validate()  # type: ignore[misc]
         finally:
-            self._output_attentions = asked
+            self._output_attentions = weights_wanted
 
 
 class EncodedConfig(OwnConfig):
@@ -146,36 +155,26 @@ class EncodedConfig(OwnConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration as transformers does; ValueError for that of another family."""
-        own, stock = cls.model_type, cls.stock.model_type
-        kind = config_dict.get("model_type", own)
-        if kind not in (own, stock):
+        own_type, stock_type = cls.model_type, cls.stock.model_type
+        kind = config_dict.get("model_type", own_type)
+        if kind not in (own_type, stock_type):
             raise ValueError(
-                f"a {own} can be read from the files of a {stock} or a {own}, got model_type "
-                f"{kind!r}: load it with its own class, then call wavepe.hf.patch(model)"
+                f"a {own_type} can be read from the files of a {stock_type} or a {own_type}, got "
+                f"model_type {kind!r}: load it with its own class, then call wavepe.hf.patch(model)"
             )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
-    def to_dict(self) -> dict[str, Any]:
-        fill_peft_tables()
-        output = super().to_dict()  # type: ignore[misc]
-        output.pop(LIVE, None)
-        if self._is_of_wavepe():
-            output["auto_map"] = auto_map(type(self).model_type, output.get("auto_map"))
-        return {**output, **ON_DISK}
 
-
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a file says to others; TypeError if `position_encoding` is misspelt.
-
-    transformers would keep a misspelt argument and never read it.
-    """
-    for key in given:
+def _checked(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Drop the entries of a file that are for stock classes; TypeError if `position_encoding` is
+    misspelt, which transformers would keep and never read."""
+    for key in kwargs:
         if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
             raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
-    not_ours = {"_attn_implementation", "wavepe_version"}
-    if given.get("attn_implementation") == UNKNOWN:
-        not_ours.add("attn_implementation")
-    return {key: value for key, value in given.items() if key not in not_ours}
+    dropped = {"_attn_implementation", "wavepe_version"}
+    if kwargs.get("attn_implementation") == UNKNOWN:
+        dropped.add("attn_implementation")
+    return {key: value for key, value in kwargs.items() if key not in dropped}
 
 
 class PatchedConfig(OwnConfig):
@@ -194,18 +193,10 @@ class PatchedConfig(OwnConfig):
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        fill_peft_tables()
-        output = super().to_dict()  # type: ignore[misc]
-        output.pop(LIVE, None)
+        output = super().to_dict()
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
-        own = TYPE_PREFIX + output["model_type"]
-        return {
-            **output,
-            "model_type": own,
-            **ON_DISK,
-            "architectures": names or None,
-            "auto_map": auto_map(own, output.get("auto_map")),
-        }
+        kind = TYPE_PREFIX + output["model_type"]
+        return {**output, "model_type": kind, "architectures": names or None}
 
 
 def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedConfig:
@@ -232,9 +223,9 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
     return config
 
 
-# TRL loads a reference model by the name of the trained one, and PEFT the base of an adapter. Of a
-# patched model that would be the stock model. So its name is not that of any model, and the
-# program's error message shows it.
+# TRL loads a reference model by the name of the trained one, and PEFT the base of an adapter. For a
+# patched model that would be the stock model. So its name belongs to no model, and the program's
+# error shows it.
 _PATCHED_NAME = (
     "{} (patched by wavepe in memory: give the tokenizer and any reference model yourself, load an "
     "adapter onto a model that is patched so again, or save the model and load that folder)"
@@ -253,11 +244,11 @@ def base_name(config: Any) -> str:
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Write later changes of the copy to `stock`, such as a resized vocabulary."""
-    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LIVE]
+    kept = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LIVE]
     if stock._attn_implementation != "eager":  # the only stock attention that returns weights
-        own.append("_output_attentions")
+        kept.append("_output_attentions")
     for key, value in vars(config).items():
-        if key not in own:
+        if key not in kept:
             stock.__dict__[key] = value
 
 
@@ -269,8 +260,8 @@ _filled: set[str] = set()
 def fill_peft_tables() -> None:
     """Add the types wavepe_<family> to PEFT's tables, if PEFT is imported.
 
-    PEFT takes the model_type from `to_dict()`, and `to_dict` calls this function. So the tables are
-    filled in time, in whatever order PEFT, wavepe and the model are imported.
+    PEFT takes the model_type from `to_dict()`, which calls this function: so they are filled in
+    time, in whatever order PEFT, wavepe and the model are imported.
     """
     for name in (PEFT_TABLES - _filled) & sys.modules.keys():
         _filled.add(name)
@@ -282,12 +273,7 @@ def fill_peft_tables() -> None:
 
 # ---------------------------------------------------------------- a class for each family
 
-
-def _config_class(stock: Any) -> Any:
-    return _derived(
-        CLASS_PREFIX + stock.__name__,
-        (EncodedConfig, stock),
-        f"""Configure a {stock.__name__.removesuffix("Config")} with a position encoding.
+_DOC = """Configure a {name} with a position encoding.
 
     Parameters
     ----------
@@ -298,38 +284,33 @@ def _config_class(stock: Any) -> Any:
         `rope_parameters`. An encoding that depends on the trained length takes it from
         `max_position_embeddings`.
     **kwargs
-        As for `transformers.{stock.__name__}`.
+        As for `transformers.{name}Config`.
 
     Raises
     ------
     ValueError, TypeError
         `wavepe.encoding` does not accept the encoding.
-    """,
-        model_type=TYPE_PREFIX + stock.model_type,
-        stock=stock,
-        position_encoding=FAMILIES[stock.model_type].encoding,
-        __annotations__={"position_encoding": str | dict},
+    """
+
+
+def _derive(prefix: str, mixin: Any, family: Family, doc: str, **body: Any) -> Any:
+    """Create a configuration class, and put it where pickle looks for it."""
+    stock = CONFIG_MAPPING[family.model_type]
+    name = prefix + stock.__name__
+    body |= {
+        "__module__": __name__,
+        "__doc__": doc.format(name=stock.__name__.removesuffix("Config")),
+        "__annotations__": {"position_encoding": str | dict},
+        "position_encoding": family.encoding,
+    }
+    globals()[name] = type(name, (mixin, stock), body)
+    return globals()[name]
+
+
+for _family in FAMILIES.values():
+    _kind, _stock = TYPE_PREFIX + _family.model_type, CONFIG_MAPPING[_family.model_type]
+    CONFIGS[_kind] = _derive(
+        CLASS_PREFIX, EncodedConfig, _family, _DOC, model_type=_kind, stock=_stock
     )
-
-
-def _patched_class(stock: Any) -> Any:
-    return _derived(
-        PATCHED_PREFIX + stock.__name__,
-        (PatchedConfig, stock),
-        f"Configuration of a patched {stock.__name__.removesuffix('Config')}.",
-        position_encoding=FAMILIES[stock.model_type].encoding,
-        __annotations__={"position_encoding": str | dict},
-    )
-
-
-def _derived(name: str, bases: tuple[Any, ...], doc: str, **body: Any) -> Any:
-    """Create a class, and put it where pickle looks for it."""
-    cls = type(name, bases, {"__module__": __name__, "__doc__": doc, **body})
-    globals()[name] = cls
-    return cls
-
-
-for _kind in FAMILIES:
-    CONFIGS[TYPE_PREFIX + _kind] = _config_class(CONFIG_MAPPING[_kind])
-    AUTO_CLASSES[TYPE_PREFIX + _kind] = {"AutoConfig": CONFIGS[TYPE_PREFIX + _kind].__name__}
-    _patched_class(CONFIG_MAPPING[_kind])
+    AUTO_CLASSES[_kind] = {"AutoConfig": CONFIGS[_kind].__name__}
+    _derive(PATCHED_PREFIX, PatchedConfig, _family, "Configuration of a patched {name}.")
