@@ -20,7 +20,7 @@ import wavepe.hf
 from hf_families import stirred
 from hf_model import logits, patched_tiny, tiny, tokens
 from wavepe.encodings import known_encodings
-from wavepe.hf.layers import Choice
+from wavepe.hf.layers import LayerEncodings
 
 KEPT = Path(__file__).with_name("kept")
 IDS = tokens(1, 24)
@@ -95,7 +95,7 @@ def numbers(encoding, parameters):
 
 def described_hybrid(ranges):
     """Return what is stored of a hybrid, and what it means: first layer, last layer, spec."""
-    choice = Choice(ranges)
+    choice = LayerEncodings(ranges)
     meaning = [[*place, str(encoding)] for place, encoding in choice.ranges.items()]
     return {"stored": choice.stored(), "ranges": meaning}
 

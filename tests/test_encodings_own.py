@@ -311,9 +311,9 @@ def test_an_encoding_that_learns_queries_alone_is_one(own):
     with pytest.raises(ValueError, match=r"'none' is no position encoding.*'asked'"):
         wavepe.encoding("none+asked")
     pytest.importorskip("transformers")
-    from wavepe.hf.layers import Choice
+    from wavepe.hf.layers import LayerEncodings
 
-    found = Choice("alibi+asked@1:").by_layer([True, True, False, False])
+    found = LayerEncodings("alibi+asked@1:").by_layer([True, True, False, False])
     assert [str(one) for one in found] == ["alibi", "alibi+asked", "asked", "asked"]
 
 

@@ -16,7 +16,7 @@ from hf_families import stirred
 from hf_model import begun_pass, close, gradients, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.encodings import Bias, Encoding, Kerple
-from wavepe.hf.layers import Choice
+from wavepe.hf.layers import LayerEncodings
 
 BASE_100 = {"rope_type": "default", "rope_theta": 100.0}
 IDS = tokens(2, 14)
@@ -248,10 +248,10 @@ def test_options_beside_a_dict_are_refused():
 
 
 def test_how_it_is_written():
-    choice = Choice({"4": "none", "0-3": {"name": "rope", "theta": 100}, 5: "alibi"})
+    choice = LayerEncodings({"4": "none", "0-3": {"name": "rope", "theta": 100}, 5: "alibi"})
     assert choice.stored() == {"4": "none", "0-3": "rope:theta=100", "5": "alibi"}
     assert str(choice) == "4: none; 0-3: rope:theta=100; 5: alibi"
-    assert Choice(choice.stored()).stored() == choice.stored()
+    assert LayerEncodings(choice.stored()).stored() == choice.stored()
     by_layer = [str(one) for one in choice.by_layer([True] * 7)]
     assert by_layer == [*["rope:theta=100"] * 4, "none", "alibi", "None"]
     config = wavepe.hf.WavePELlamaConfig(position_encoding={0: "wavelet:scales=8"})

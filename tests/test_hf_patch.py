@@ -43,7 +43,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from wavepe.hf.families import argument_names
-from wavepe.hf.layers import Choice
+from wavepe.hf.layers import LayerEncodings
 from wavepe.hf.patching import warn_of_scales
 
 WAVELET = "wavelet:scales=4"
@@ -544,7 +544,7 @@ def test_wide_wavelets_get_a_hint(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = wavepe.hf.patch(tiny(max_position_embeddings=32), "wavelet:scales=4")
-        warn_of_scales(model, Choice("wavelet:scales=4"), 32)
-        warn_of_scales(wavepe.hf.unpatch(model), Choice("wavelet"), 32)  # patch has said it
+        warn_of_scales(model, LayerEncodings("wavelet:scales=4"), 32)
+        warn_of_scales(wavepe.hf.unpatch(model), LayerEncodings("wavelet"), 32)  # patch has said it
     with pytest.warns(UserWarning, match="a quarter of"):
-        warn_of_scales(model, Choice("wavelet:scales=4"), 31)
+        warn_of_scales(model, LayerEncodings("wavelet:scales=4"), 31)

@@ -13,7 +13,7 @@ import wavepe.hf
 from hf_model import close, logits
 from keep_version import KEPT, described
 from transformers import AutoModelForCausalLM
-from wavepe.hf.layers import Choice
+from wavepe.hf.layers import LayerEncodings
 
 VERSIONS = sorted(folder.name for folder in KEPT.iterdir())
 # Transformers' releases, and CPUs, add in another order.
@@ -41,7 +41,7 @@ def test_hybrids(version):
     assert kept
     for hybrid in kept:
         ranges = {(first, last): wavepe.encoding(spec) for first, last, spec in hybrid["ranges"]}
-        assert Choice(hybrid["stored"]).ranges == ranges
+        assert LayerEncodings(hybrid["stored"]).ranges == ranges
 
 
 def load(version, name):

@@ -177,12 +177,12 @@ class _Rotations:
 def _unrotated(model: torch.nn.Module) -> set[int]:
     """Return the layers with an encoding of wavepe that is not rotary; ValueError if all are."""
     from .. import hf
-    from ..hf.layers import Choice
+    from ..hf.layers import LayerEncodings
 
     spec = hf.encoding_of(model)
     if spec is None:
         return set()
-    chosen = Choice(spec)
+    chosen = LayerEncodings(spec)
     if chosen.everywhere is not None and not chosen.everywhere.rotates:
         raise ValueError(
             f"this model has the position encoding {spec!r}, which is not rotary: its queries and "

@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 from ..common.runtime import __version__
 from .families import ATTENTION, FAMILIES, TYPE_PREFIX, Family, is_stock
 from .folder import AUTO_CLASSES, auto_map, write_beside
-from .layers import Choice, StoredSpec, changed_encoding, spec_text
+from .layers import LayerEncodings, StoredSpec, changed_encoding, spec_text
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
@@ -80,7 +80,7 @@ class OwnConfig:
             return
         if live.config == id(self) and live.spec != spec:
             raise changed_encoding(live.spec, spec)
-        if live.layers != config.num_hidden_layers and Choice(spec).names_layers:
+        if live.layers != config.num_hidden_layers and LayerEncodings(spec).names_layers:
             raise ValueError(
                 f"the position encoding {spec_text(spec)!r} names layers of {live.layers}, and "
                 f"num_hidden_layers is {config.num_hidden_layers} now: call "
@@ -132,7 +132,7 @@ class EncodedConfig(OwnConfig):
     def __setattr__(self, key: str, value: Any) -> None:
         # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
         if key == "position_encoding":
-            value = Choice(value).stored()
+            value = LayerEncodings(value).stored()
             self.__dict__.setdefault("auto_map", {})  # TRL reads it from any configuration
         super().__setattr__(key, value)
 

@@ -25,7 +25,7 @@ from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import FAMILIES, TYPE_PREFIX
 from .folder import auto_map, is_ours, write_beside
-from .layers import Choice, Spec, StoredSpec
+from .layers import LayerEncodings, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
 from .patching import warn_of_scales
@@ -128,7 +128,7 @@ def convert(
     >>> import wavepe.hf
     >>> wavepe.hf.convert("llama", "llama-alibi", "alibi")  # doctest: +SKIP
     """
-    chosen = Choice(encoding, **options)
+    chosen = LayerEncodings(encoding, **options)
     source, target = Path(source_folder), Path(target_folder).resolve()
     _check_target(target)
     config = _new_config(source, chosen)
@@ -170,7 +170,7 @@ def _check_target(target: Path) -> None:
         raise ValueError(f"the target must be a new or an empty folder, but {target} is not empty")
 
 
-def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
+def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
     """Return the edited config.json of the source; ValueError for an unsupported model."""
     if (source / "adapter_config.json").exists():
         raise ValueError(
@@ -218,7 +218,7 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
     }
 
 
-def empty_model(source: str, config: dict[str, Any], chosen: Choice) -> Any:
+def empty_model(source: str, config: dict[str, Any], chosen: LayerEncodings) -> Any:
     """Build the new model on the meta device; ValueError if the encoding does not fit."""
     try:
         with torch.device("meta"):  # copied, because transformers changes scalings in place

@@ -17,7 +17,7 @@ from .cache_guard import EncodingGuard
 from .config import EncodedConfig, note_live, patched_config, return_changes
 from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
-from .layers import Choice, StoredSpec, spec_text
+from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
 from .parts import Builder, Parts, Size, make_parts
 from .pass_hooks import PassHooks
@@ -72,7 +72,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
 # ---------------------------------------------------------------- one model
 
 
-def install_patch(model: nn.Module, choice: Choice) -> None:
+def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
     """Install the encodings in a stock model, and give the model its own configuration.
 
     Raises
@@ -118,7 +118,7 @@ def install_own(model: nn.Module) -> None:
     if installed(base) is not None:
         return
     config = base.config
-    choice = Choice(config.position_encoding)
+    choice = LayerEncodings(config.position_encoding)
     parts = make_parts(choice, base, config)
     _attach(base, parts, Installed(choice.stored(), type(model).__name__, None, config))
 
@@ -171,7 +171,7 @@ def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfi
 # ---------------------------------------------------------------- a layer that stands alone
 
 
-def install_attention(attention: LlamaAttention, choice: Choice) -> None:
+def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None:
     """Install an encoding in a layer that stands alone; the layer computes its own angles."""
     stock = attention.config
     encoded = patched_config(stock, choice.stored())

@@ -17,7 +17,7 @@ StoredSpec = str | dict[str, str]
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-class Choice:
+class LayerEncodings:
     """The encodings that a user chose for the layers of a model.
 
     Attributes

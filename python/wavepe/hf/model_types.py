@@ -13,7 +13,7 @@ from .config import CLASS_PREFIX, CONFIGS, MODELS
 from .families import ATTENTION
 from .folder import AUTO_CLASSES
 from .install import install_own
-from .layers import Choice
+from .layers import LayerEncodings
 from .learned import MODULE_NAME
 from .lengths import check_lengths
 
@@ -107,7 +107,7 @@ def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
         return
     if before is None or before == model.config.position_encoding:
         return
-    kept = {part for one in Choice(before).encodings for part in one.parts}
+    kept = {part for one in LayerEncodings(before).encodings for part in one.parts}
     for module in model.modules():
         # The module of a combination has those of its parts, and nothing itself.
         if isinstance(module, Learned) and not kept.issuperset(module.encoding.parts):

@@ -16,7 +16,7 @@ from . import families, rope_config
 from .absolute import AddAbsolute
 from .inkling import OWN, without_own
 from .layer_hooks import LayerState
-from .layers import Choice
+from .layers import LayerEncodings
 from .learned import SharedLearned
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation, with_base
@@ -180,7 +180,7 @@ class Builder:
         return encoding if encoding is None or self.rotates else without_own(encoding)
 
 
-def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
+def make_parts(choice: LayerEncodings, base: Any, config: PretrainedConfig) -> Parts:
     """Build all parts of the encodings for a base model with its new configuration.
 
     Raises

@@ -22,7 +22,7 @@ from ..encodings.wavelet import scale_hint
 from . import families
 from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
-from .layers import Choice, Spec
+from .layers import LayerEncodings, Spec
 from .lengths import GENERATE_HOOK, check_lengths
 
 M = TypeVar("M", bound=nn.Module)
@@ -85,7 +85,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     >>> wavepe.hf.unpatch(model).config.model_type
     'llama'
     """
-    chosen = Choice(encoding, **options)
+    chosen = LayerEncodings(encoding, **options)
     families.decoder(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -104,7 +104,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     return model
 
 
-def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) -> None:
+def warn_of_scales(model: nn.Module, chosen: LayerEncodings, length: int | None = None) -> None:
     """Warn of wavelets that are wide for the trained length: `length`, or else that of the model.
 
     With `length`, nothing is said that was said for the model.
@@ -260,7 +260,7 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
     >>> wavepe.hf.encoding_of(model)
     'alibi'
     """
-    chosen = Choice(encoding, **options)
+    chosen = LayerEncodings(encoding, **options)
     if chosen.everywhere is None:
         raise ValueError(
             "patch_llama takes one encoding for all layers, got a dict of layer ranges: call "

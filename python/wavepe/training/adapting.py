@@ -22,7 +22,7 @@ from ..hf import families
 from ..hf.config import CLASS_PREFIX
 from ..hf.conversion import convert, empty_model
 from ..hf.families import TYPE_PREFIX
-from ..hf.layers import Choice
+from ..hf.layers import LayerEncodings
 from ..hf.patching import encoding_of, patch, warn_of_scales
 from . import recipes
 from .device import without_bars
@@ -237,7 +237,7 @@ def adapt(
             teacher = recipes.Teacher(copy.deepcopy(model)) if plan.transfer else None
             torch.manual_seed(seed)
             model = _swapped(model, chosen.encoding)
-            warn_of_scales(model, Choice(chosen.encoding), length)
+            warn_of_scales(model, LayerEncodings(chosen.encoding), length)
             measure("swapped", model)
             trained = model if lora is None else with_adapters(model, lora)
             run.train(trained, teacher, rows, plan, training, progress)
@@ -269,7 +269,7 @@ def _check_fit(model: Any, encoding: Encoding) -> None:
     kind = TYPE_PREFIX + str(config["model_type"]).removeprefix(TYPE_PREFIX)
     name = CLASS_PREFIX + type(model).__name__.removeprefix(CLASS_PREFIX)
     config |= {"model_type": kind, "architectures": [name], "position_encoding": str(encoding)}
-    empty_model("the model", config, Choice(encoding))
+    empty_model("the model", config, LayerEncodings(encoding))
 
 
 def _swapped(model: Any, encoding: Encoding) -> Any:
