@@ -459,13 +459,13 @@ def test_embeddings_that_scale_by_themselves(family):
 
 @each_family
 def test_terms_beside_a_rotation_read_the_queries_before_it(family, monkeypatch):
-    before, undone, undo = [], [], Rotated.undone
+    before, undone, undo = [], [], Rotated.unrotate
 
     def kept(self, q):
         undone.append(undo(self, q))
         return undone[-1]
 
-    monkeypatch.setattr(Rotated, "undone", kept)
+    monkeypatch.setattr(Rotated, "unrotate", kept)
     model = patched(family, f"rope:theta=50+{ASKED}")
     stock = sys.modules[type(families.attentions(decoder(model))[0]).__module__]
     rotate = stock.apply_rotary_pos_emb

@@ -35,45 +35,21 @@ CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
 @dataclass(frozen=True)
 class Family:
-    """A family: its model_type, and what differs from a Llama.
-
-    Attributes
-    ----------
-    model_type : str
-    unchanged : str
-        The features that a patch leaves as they are, for users.
-    encoding : str
-        The encoding of the stock models.
-    rotates : callable, optional
-        Whether an attention layer rotates; None if all layers do.
-    layout : Layout
-        The pairs that it rotates, and the form of its angles.
-    is_partial : bool
-        Whether it can rotate a part of each head.
-    attention : str
-        The attribute of a decoder layer that is its attention.
-    embedding_scale : callable, optional
-        From a configuration, the factor by which the model multiplies the embeddings. It does not
-        count where the embedding multiplies by itself (`embed_scale`).
-    drops_arguments : bool
-        Whether a decoder layer does not pass the arguments that it does not know to its attention.
-    recomputes_keys : bool
-        Whether `generate` computes all keys again after the original length.
-    is_recent : bool
-        Whether it needs transformers 5.24: before, it is missing or built otherwise.
-    """
+    """A family: its model_type, and what differs from a Llama."""
 
     model_type: str
-    unchanged: str = ""
-    encoding: str = "rope"
-    rotates: Callable[[Any], bool] | None = None
+    unchanged: str = ""  # the features that a patch leaves as they are, for users
+    encoding: str = "rope"  # of the stock models
+    rotates: Callable[[Any], bool] | None = None  # whether an attention layer does; None: all do
     layout: Layout = pairs.LLAMA
-    is_partial: bool = False
-    attention: str = "self_attn"
+    is_partial: bool = False  # whether it can rotate a part of each head
+    attention: str = "self_attn"  # the attribute of a decoder layer that is its attention
+    # From a configuration, the factor by which the model multiplies the embeddings. It does not
+    # count where the embedding multiplies by itself (`embed_scale`).
     embedding_scale: Callable[[Any], float] | None = None
-    drops_arguments: bool = False
-    recomputes_keys: bool = False
-    is_recent: bool = False
+    drops_arguments: bool = False  # decoder layers drop those that they do not know
+    recomputes_keys: bool = False  # `generate` computes all keys again after the original length
+    is_recent: bool = False  # before transformers 5.24 it is missing, or built otherwise
 
     @property
     def is_rotary(self) -> bool:
@@ -84,25 +60,18 @@ class Family:
 PART = "a bare rope rotates the same part of each head as the model"
 NORMS = "norms of queries and keys"
 
-_FAMILIES = [
+_FAMILIES = (
     Family("llama"),
     Family("mistral", "the sliding window"),
     Family("qwen2"),
     Family("qwen3", f"{NORMS}; the windows of its layer types"),
     Family(
-        "smollm3",
-        "its layers without positions keep none",
-        rotates=lambda layer: bool(layer.use_rope),
+        "smollm3", "its layers without positions keep none", rotates=lambda x: bool(x.use_rope)
     ),
+    Family("gemma", "scaling of the embeddings", embedding_scale=lambda c: c.hidden_size**0.5),
     Family(
-        "gemma",
-        "scaling of the embeddings",
-        embedding_scale=lambda config: config.hidden_size**0.5,
-    ),
-    Family(
-        "gemma2",
-        "soft cap and scaling of the scores, a window in every second layer",
-        embedding_scale=lambda config: config.hidden_size**0.5,
+        "gemma2", "soft cap and scaling of the scores, a window in every second layer",
+        embedding_scale=lambda c: c.hidden_size**0.5,
     ),
     Family("gemma3_text", "windows by layer type; a bare rope takes the base of each type"),
     Family("phi3", PART, is_partial=True, recomputes_keys=True),
@@ -111,68 +80,51 @@ _FAMILIES = [
     Family("stablelm", PART, is_partial=True, drops_arguments=True, is_recent=True),
     Family("seed_oss"),
     Family(
-        "granite",
-        "scaling of the scores and of the embeddings",
-        embedding_scale=lambda config: config.embedding_multiplier,
+        "granite", "scaling of the scores and of the embeddings",
+        embedding_scale=lambda c: c.embedding_multiplier,
     ),
     Family(
-        "granite_swa",
-        "scalings as in granite; attention sinks, windows, a base for each layer",
-        rotates=lambda layer: bool(layer.config.layer_rope_theta[layer.layer_idx]),
-        embedding_scale=lambda config: config.embedding_multiplier,
-        is_recent=True,
+        "granite_swa", "scalings as in granite; attention sinks, windows, a base for each layer",
+        rotates=lambda x: bool(x.config.layer_rope_theta[x.layer_idx]),
+        embedding_scale=lambda c: c.embedding_multiplier, is_recent=True,
     ),
     Family("mixtral", "the sliding window; the experts"),
     Family("qwen2_moe", "the experts"),
     Family("qwen3_moe", f"{NORMS}; the experts"),
     Family("olmoe", f"{NORMS}; the experts"),
     Family(
-        "olmo3",
-        f"{NORMS}; windows by layer type; a bare rope takes each type's base",
+        "olmo3", f"{NORMS}; windows by layer type; a bare rope takes each type's base",
         is_recent=True,
     ),
     Family(
-        "ministral3",
-        "the scaling of queries by the logarithm of their position",
+        "ministral3", "the scaling of queries by the logarithm of their position", is_recent=True
+    ),
+    Family(
+        "exaone4", f"{NORMS}; windows; its layers without positions keep none",
+        rotates=lambda x: x.sliding_window is None or x.is_sliding,
+    ),
+    Family(
+        "glm4", f"the pairs (2i, 2i+1); {PART}",
+        layout=pairs.GLM, is_partial=True, is_recent=True,
+    ),
+    Family(
+        "cohere2", "the pairs (2i, 2i+1); windows; its layers without positions keep none",
+        rotates=lambda x: x.sliding_window is not None, layout=pairs.COHERE, is_recent=True,
+    ),
+    Family(
+        "gemma4_text", "head sizes, windows and rope by layer type; layers that reuse others' keys",
         is_recent=True,
     ),
     Family(
-        "exaone4",
-        f"{NORMS}; windows; its layers without positions keep none",
-        rotates=lambda layer: layer.sliding_window is None or layer.is_sliding,
-    ),
-    Family(
-        "glm4",
-        f"the pairs (2i, 2i+1); {PART}",
-        layout=pairs.GLM,
-        is_partial=True,
-        is_recent=True,
-    ),
-    Family(
-        "cohere2",
-        "the pairs (2i, 2i+1); windows; its layers without positions keep none",
-        rotates=lambda layer: layer.sliding_window is not None,
-        layout=pairs.COHERE,
-        is_recent=True,
-    ),
-    Family(
-        "gemma4_text",
-        "head sizes, windows and rope by layer type; layers that reuse others' keys",
-        is_recent=True,
-    ),
-    Family(
-        "gpt_oss",
-        "attention sinks, a window in every second layer; the experts",
-        layout=pairs.GPT_OSS,
-        is_recent=True,
+        "gpt_oss", "attention sinks, a window in every second layer; the experts",
+        layout=pairs.GPT_OSS, is_recent=True,
     ),
     Family(
         "inkling_text",
         "windows, short convolutions, the scaling of queries; its own bare `relative`",
-        encoding="relative",
-        is_recent=True,
+        encoding="relative", is_recent=True,
     ),
-]
+)  # fmt: skip
 _HAS_RECENT = "granite_swa" in CONFIG_MAPPING  # it came with 5.24
 FAMILIES = {
     family.model_type: family for family in _FAMILIES if _HAS_RECENT or not family.is_recent

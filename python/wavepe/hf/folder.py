@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds beside its weights, so that any program can load it.
+"""The files beside the weights of a checkpoint folder, with which any program can load it.
 
 A module of a few lines imports the classes of wavepe, and `auto_map` in config.json names them. So
 a program that does not know wavepe loads the model with ``trust_remote_code=True``. README.md is a
@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
-from .layers import StoredSpec, spec_text
+from .layers import spec_text
 
 MODULE = "modeling_wavepe"
 CARD = "README.md"
@@ -84,42 +84,30 @@ def note_perplexities(folder: Path, spec: str, perplexities: Mapping[str, float]
 def model_card(
     config: Mapping[str, Any], base: str = "", perplexities: Mapping[str, float] | None = None
 ) -> str:
-    """Return the text of a model card.
-
-    Parameters
-    ----------
-    config : mapping
-        The content of config.json.
-    base : str
-        The name of the model that this one was made from.
-    perplexities : mapping of str to float, optional
-        The perplexity at each length.
-    """
-    spec: StoredSpec = config["position_encoding"]
+    """Return the text of a model card; the arguments are those of `write_beside`."""
+    spec = spec_text(config["position_encoding"])
     name = (config.get("architectures") or [""])[0]
-    auto = next(
-        (key for key, value in AUTO_CLASSES[config["model_type"]].items() if value == name),
-        "AutoModelForCausalLM",
-    )
+    autos = {cls: auto for auto, cls in AUTO_CLASSES[config["model_type"]].items()}
+    auto = autos.get(name, "AutoModelForCausalLM")
     is_hub_name = base and not os.path.exists(base) and base.count("/") == 1
-    shown = base if is_hub_name else os.path.basename(os.path.normpath(base)) if base else ""
-    lines = ["---", "library_name: transformers", "tags:", "- wavepe"]
-    lines += [f"base_model: {base}"] if is_hub_name else []
-    lines += ["---", OURS, "", f"# A model with the position encoding `{spec_text(spec)}`", ""]
-    lines += ["| | |", "|---|---|", f"| position encoding | `{spec_text(spec)}` |"]
-    lines += [f"| class | `{name}` |"] if name else []
-    lines += [f"| made from | `{shown}` |"] if shown else []
-    lines += [f"| trained length | {config['max_position_embeddings']} tokens "
-              "(`max_position_embeddings`) |"]  # fmt: skip
-    lines += ["| licence | that of the model it was made from: add it here |", ""]
-    if perplexities:
-        lines += ["| length | perplexity |", "|---:|---:|"]
-        lines += [f"| {length} | {value:.4g} |" for length, value in perplexities.items()] + [""]
-    lines += ["The model needs wavepe. In the folder of its checkout:", ""]
-    lines += ["```", 'pip install ".[hf]"', "```", ""]
-    lines += [
+    source = base if is_hub_name or not base else os.path.basename(os.path.normpath(base))
+    length = f"{config['max_position_embeddings']} tokens (`max_position_embeddings`)"
+    figures = ["| length | perplexity |", "|---:|---:|"] if perplexities else []
+    figures += [f"| {key} | {value:.4g} |" for key, value in (perplexities or {}).items()]
+    lines = [
+        "---", "library_name: transformers", "tags:", "- wavepe",
+        f"base_model: {base}" if is_hub_name else None,
+        "---", OURS, "", f"# A model with the position encoding `{spec}`", "",
+        "| | |", "|---|---|", f"| position encoding | `{spec}` |",
+        f"| class | `{name}` |" if name else None,
+        f"| made from | `{source}` |" if source else None,
+        f"| trained length | {length} |",
+        "| licence | that of the model it was made from: add it here |", "",
+        *figures, *[""] * bool(figures),
+        "The model needs wavepe. In the folder of its checkout:", "",
+        "```", 'pip install ".[hf]"', "```", "",
         "```python", f"from transformers import {auto}", "import wavepe.hf", "",
         f'model = {auto}.from_pretrained("this folder")', "```", "",
         "A program that does not import wavepe loads it with `trust_remote_code=True`.", "",
     ]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(line for line in lines if line is not None)

@@ -47,15 +47,15 @@ class LayerEncodings:
             if place in self.ranges:
                 raise ValueError(f"layers {_written_range(place)} are named twice, got {key!r}")
             self.ranges[place] = read_encoding(value)
-        for one in self.encodings:
-            if one.adds:
+        for encoding in self.encodings:
+            if encoding.adds:
                 raise ValueError(
-                    f"{one} is an absolute encoding: it is added to the token embeddings before "
-                    "the first layer, so it cannot differ by layer"
+                    f"{encoding} is an absolute encoding: it is added to the token embeddings "
+                    "before the first layer, so it cannot differ by layer"
                 )
-            if any(one.layers):
-                raise ValueError(f"a dict of layer ranges takes specs without @, got '{one}'")
-        learned = {str(one) for one in self.encodings if one.learns}
+            if any(encoding.layers):
+                raise ValueError(f"a dict of layer ranges takes specs without @, got '{encoding}'")
+        learned = {str(encoding) for encoding in self.encodings if encoding.learns}
         if len(learned) > 1:
             raise ValueError(
                 "a dict of layer ranges can have at most one learned encoding, got "
@@ -66,7 +66,7 @@ class LayerEncodings:
     def encodings(self) -> list[Encoding]:
         """Return the different encodings of the choice."""
         named = [self.everywhere] if self.everywhere is not None else self.ranges.values()
-        return list({str(one): one for one in named}.values())
+        return list({str(encoding): encoding for encoding in named}.values())
 
     @property
     def names_layers(self) -> bool:
@@ -82,7 +82,7 @@ class LayerEncodings:
     @property
     def learned(self) -> Encoding | None:
         """Return the encoding that learns, with all its parts; None if none learns."""
-        return next((one for one in self.encodings if one.learns), None)
+        return next((encoding for encoding in self.encodings if encoding.learns), None)
 
     def by_layer(self, has_positions: Sequence[bool]) -> list[Encoding | None]:
         """Return the encoding of each layer; None for a layer that keeps its own.
@@ -98,30 +98,30 @@ class LayerEncodings:
         ValueError
             Ranges overlap, or layers are named that the model does not have.
         """
-        layers = len(has_positions)
+        count = len(has_positions)
         if self.everywhere is not None:
             whole = self.everywhere
             naming = [(part, place) for part, place in whole.placed if place is not None]
-            bare: list[Encoding | None] = [None] * layers
+            bare: list[Encoding | None] = [None] * count
             if naming:
-                named = [combine(naming).at(layer, layers) for layer in range(layers)]
-                bare = [one if one.in_attention else None for one in named]
+                named = [combine(naming).at(layer, count) for layer in range(count)]
+                bare = [encoding if encoding.in_attention else None for encoding in named]
             return [
-                whole.at(layer, layers) if has else bare[layer]
+                whole.at(layer, count) if has else bare[layer]
                 for layer, has in enumerate(has_positions)
             ]
-        found: list[Encoding | None] = [None] * layers
-        for (first, last), one in self.ranges.items():
+        encodings: list[Encoding | None] = [None] * count
+        for (first, last), encoding in self.ranges.items():
             name = _written_range((first, last))
-            if last >= layers:
+            if last >= count:
                 raise ValueError(
                     f"got encodings for the layers {name}, but this model has the layers "
-                    f"0-{layers - 1}"
+                    f"0-{count - 1}"
                 )
-            if any(present is not None for present in found[first : last + 1]):
+            if any(present is not None for present in encodings[first : last + 1]):
                 raise ValueError(f"layers {name} are named twice: ranges must not overlap")
-            found[first : last + 1] = [one] * (last + 1 - first)
-        return found
+            encodings[first : last + 1] = [encoding] * (last + 1 - first)
+        return encodings
 
     def __str__(self) -> str:
         return spec_text(self.stored())
@@ -151,8 +151,8 @@ def spec_text(stored: StoredSpec) -> str:
 def _layer_range(key: Any) -> tuple[int, int]:
     if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
         return key, key
-    found = _RANGE.fullmatch(key) if isinstance(key, str) else None
-    first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
+    match = _RANGE.fullmatch(key) if isinstance(key, str) else None
+    first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
     if last < first:
         raise ValueError(
             f"a dict of encodings names layers as '4' or '0-3', the first one first; got {key!r}"

@@ -86,8 +86,8 @@ class LengthCheck:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise ValueError if the keys of the prompt would not fit the last token."""
         method = getattr(type(self.model), GENERATE_HOOK)
-        given = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
-        config, inputs = given["generation_config"], given["model_kwargs"]
+        arguments = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
+        config, inputs = arguments["generation_config"], arguments["model_kwargs"]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         if config.use_cache and (mask is not None or positions is not None):
             if mask is None:  # the mask had no zeros, and transformers dropped it
@@ -95,7 +95,7 @@ class LengthCheck:
             else:
                 longest, columns = int(mask.sum(1).max()), mask.shape[1]
             first = min(longest, config.prefill_chunk_size or longest)
-            last = given["max_cache_length"] - (columns - longest)
+            last = arguments["max_cache_length"] - (columns - longest)
             if last >= longest:  # else the ids continue a cache, and the whole length is unknown
                 self.check(first, longest, last)
         return method(self.model, *args, **kwargs)
@@ -114,25 +114,22 @@ class LengthCheck:
                     "tokens, or upgrade transformers"
                 )
             spans = [(first, recomputed), (recomputed + 1, last)]
-        for part in _following(base):
+        present: Any = installed(base)
+        for part in present.length_parts:
             if any(part.name(None, start) != part.name(None, end) for start, end in spans):
-                whole = last + 1  # the last new token is not read again
+                total = last + 1  # the last new token is not read again
                 raise ValueError(
                     f"{part.encoding} depends on the sequence length: this generation may reach "
-                    f"{whole} tokens, where the cached keys of the {prompt} tokens of the prompt "
-                    f"would not fit. Call wavepe.hf.fix_length(model, {whole}) first, ask for "
+                    f"{total} tokens, where the cached keys of the {prompt} tokens of the prompt "
+                    f"would not fit. Call wavepe.hf.fix_length(model, {total}) first, ask for "
                     "fewer tokens, or pass use_cache=False"
                 )
-
-
-def _following(base: Any) -> list[Any]:
-    present: Any = installed(base)
-    return present.length_parts
 
 
 def check_lengths(model: nn.Module) -> None:
     """Install `LengthCheck` if the model's keys depend on the sequence length."""
     base = families.decoder(model)
-    needed = _following(base) or families.recomputes_keys_after(base.config)
+    present: Any = installed(base)
+    needed = present.length_parts or families.recomputes_keys_after(base.config)
     if needed and hasattr(type(model), GENERATE_HOOK):
         model.__dict__[GENERATE_HOOK] = LengthCheck(model)

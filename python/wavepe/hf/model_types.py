@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, conversion_mapping
+from transformers import AutoConfig
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
 
 from ..positions import Learned
@@ -17,22 +21,12 @@ from .layers import LayerEncodings
 from .learned import MODULE_NAME
 from .lengths import check_lengths
 
-# Each kind of model: its Auto class, and transformers' map from configurations to classes.
-KINDS = (
-    (transformers.AutoModel, transformers.MODEL_MAPPING),
-    (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
-    (
-        transformers.AutoModelForSequenceClassification,
-        transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    ),
-    (
-        transformers.AutoModelForTokenClassification,
-        transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    ),
-    (
-        transformers.AutoModelForQuestionAnswering,
-        transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
-    ),
+AUTO_MODELS: tuple[Any, ...] = (
+    transformers.AutoModel,
+    transformers.AutoModelForCausalLM,
+    transformers.AutoModelForSequenceClassification,
+    transformers.AutoModelForTokenClassification,
+    transformers.AutoModelForQuestionAnswering,
 )
 # Arguments of from_pretrained that say where a file is.
 PLACE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download")
@@ -63,9 +57,9 @@ class EncodedModel:
         parent: Any = super()
         folder = pretrained_model_name_or_path
         place = {key: kwargs[key] for key in PLACE if key in kwargs}
-        found = parent.from_pretrained(folder, *args, **kwargs)
-        forget_others(found[0] if isinstance(found, tuple) else found, folder, place)
-        return found
+        loaded = parent.from_pretrained(folder, *args, **kwargs)
+        forget_others(loaded[0] if isinstance(loaded, tuple) else loaded, folder, place)
+        return loaded
 
     def post_init(self) -> None:
         super().post_init()  # type: ignore[misc] # that of the stock class
@@ -107,10 +101,10 @@ def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
         return
     if before is None or before == model.config.position_encoding:
         return
-    kept = {part for one in LayerEncodings(before).encodings for part in one.parts}
+    known = {part for encoding in LayerEncodings(before).encodings for part in encoding.parts}
     for module in model.modules():
         # The module of a combination has those of its parts, and nothing itself.
-        if isinstance(module, Learned) and not kept.issuperset(module.encoding.parts):
+        if isinstance(module, Learned) and not known.issuperset(module.encoding.parts):
             module.reset_own()
 
 
@@ -143,16 +137,17 @@ def register() -> None:
         AutoConfig.register(kind, config, exist_ok=True)
         _copy_conversion(config.stock.model_type, kind)
         _register_tokenizer(kind, config)
-        for auto, classes in KINDS:
+        for auto in AUTO_MODELS:
+            classes = auto._model_mapping  # of configurations
             if config.stock in classes:
                 cls = _model_class(classes[config.stock], config)
                 auto.register(config, cls, exist_ok=True)
                 AUTO_CLASSES[kind][auto.__name__] = cls.__name__
                 _copy_conversion(classes[config.stock].__name__, cls.__name__)
         for names in NAMES:
-            own = CLASS_PREFIX + str(names.get(config.stock.model_type))
-            if own in MODELS:
-                names[kind] = own
+            name = CLASS_PREFIX + str(names.get(config.stock.model_type))
+            if name in MODELS:
+                names[kind] = name
 
 
 def _register_tokenizer(kind: str, config: Any) -> None:
@@ -176,21 +171,16 @@ def _register_tokenizer(kind: str, config: Any) -> None:
         wrong.add(kind)
 
 
-def _copy_conversion(stock: str, own: str) -> None:
+def _copy_conversion(stock: str, kind: str) -> None:
     """Read and write the weights of our type in the same way as those of the stock type."""
-    if (mapping := _conversion(stock)) is not None:
-        conversion_mapping.register_checkpoint_conversion_mapping(own, mapping, overwrite=True)
-
-
-def _conversion(name: str) -> Any:
-    return conversion_mapping.get_checkpoint_conversion_mapping(name)
+    if (mapping := get_checkpoint_conversion_mapping(stock)) is not None:
+        register_checkpoint_conversion_mapping(kind, mapping, overwrite=True)
 
 
 def stored_as_named(model: Any) -> bool:
     """Return whether the tensors in files have the same names as in memory."""
-    return (
-        _conversion(type(model).__name__) is None and _conversion(model.config.model_type) is None
-    )
+    names = type(model).__name__, model.config.model_type
+    return all(get_checkpoint_conversion_mapping(name) is None for name in names)
 
 
 register()
