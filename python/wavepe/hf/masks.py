@@ -37,8 +37,6 @@ def attention_mask(**arguments: Any) -> Tensor | None:
     uint8 Tensor (B, 1, 1, n)
         Of these keys, a query sees those that are 1. There is padding, or there may be some (see
         `may_read_values`).
-    int64 Tensor (B, 1, 1, n)
-        Of these keys, a query sees those with its own number: sequences are packed. 0 is padding.
     bool Tensor (B, 1, m, n), or None
         The mask of `sdpa_mask`, in three cases: the attention is not causal (only for encodings
         that leave the scores alone); a user combined the causal rule with another one; or the
@@ -67,10 +65,7 @@ def attention_mask(**arguments: Any) -> Tensor | None:
         check_values = not reading_waits(padding.device) or _queries(arguments) > 1
         check_values = check_values and may_read_values(padding.device, arguments["config"])
         return visible_keys(padding, first, keys, check_values)
-    if function is masking_utils.causal_mask_function or keys != _queries(arguments):
-        return None  # transformers finds packed sequences only without a cache
-    device = arguments["device"] if "device" in arguments else arguments["cache_position"].device
-    return _packed(function, arguments["batch_size"], keys, device)
+    return None  # `sequences` has found packed ones
 
 
 def reading_waits(device: torch.device) -> bool:
@@ -147,21 +142,6 @@ def visible_keys(padding: Tensor, first: int, keys: int, check_values: bool) -> 
     if check_values and padding.all():
         return None
     return padding[:, None, None].to(KEY_MASK)
-
-
-def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
-    """Return the mask of packed sequences that transformers has found.
-
-    Its rule says whether a token sees another. A token that does not see the token before it begins
-    a new sequence.
-    """
-    index = torch.arange(keys, device=device)[None]
-    rows = torch.arange(batch, device=device)[:, None]
-    joined = function(rows, torch.zeros_like(rows), index, (index - 1).clamp(min=0))
-    begins = ~joined.expand(batch, -1)
-    if not torch.compiler.is_compiling() and not begins[:, 1:].any():
-        return None
-    return segment_mask(begins, None)
 
 
 def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
