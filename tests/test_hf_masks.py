@@ -109,6 +109,18 @@ def test_other_ways_to_look_are_refused():
         model(ids)
 
 
+@pytest.mark.parametrize(
+    "given", [{"attention_mask": padded()}, {"position_ids": POSITIONS[:, :9]}]
+)
+def test_layers_that_look_both_ways_take_no_padding(given):
+    model = patched_tiny("none")
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    assert not close(logits(model, IDS[:, :9]), logits(patched_tiny("none"), IDS[:, :9]), 1e-2)
+    with pytest.raises(ValueError, match=r"is_causal=False takes no padding .*config.is_causal"):
+        logits(model, IDS[:, :9], **given)
+
+
 # ------------------------------------------------------------------ no tensor of queries x keys
 
 

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from ..ops._compiler import is_compiling
 from ..positions import LearnedCache, Rotated, Terms
 from ..positions.tokens import token_positions
-from . import families
+from . import families, masks
 
 PASS = "wavepe_pass"  # argument of a base model and of its layers
 
@@ -65,6 +65,7 @@ class Pass:
     learned: Terms | None = None
     kept: LearnedCache | None = None
     ran = waiting = False
+    _parts: tuple[Tensor, masks.MaskParts] | None = None
     shifts: list[int | None] | None = None
 
     def __init__(
@@ -115,6 +116,12 @@ class Pass:
         self.compiling = is_compiling()
         self.offsets: dict[str, int | Tensor] = {}
         self.terms: dict[int, Terms] = {}
+
+    def mask_parts(self, mask: Tensor) -> masks.MaskParts:
+        """Return `masks.mask_parts` of a mask, which most layers share."""
+        if self._parts is None or mask is not self._parts[0]:
+            self._parts = mask, masks.mask_parts(mask)
+        return self._parts[1]
 
     def set_mask(self, mask: Tensor | None) -> None:
         """Give the module another mask."""

@@ -41,11 +41,7 @@ def measures_tokens(encoding: Encoding) -> bool:
 def read_sequences(this: Pass, base: nn.Module, counting: Encoding | None) -> None:
     """Tell attention of packed sequences, and refuse positions that do not count tokens.
 
-    Parameters
-    ----------
-    base : Module
-    counting : Encoding, optional
-        An encoding of some layer that measures distances in tokens.
+    `counting` is the encoding of a layer that measures distances in tokens, if there is one.
     """
     tokens, cache, mask = this.tokens, this.cache, this.mask
     if tokens is None or tokens.ndim < 2 or not tokens.numel():
