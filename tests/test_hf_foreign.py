@@ -108,6 +108,20 @@ def test_attention_replaced_before_the_patch(monkeypatch):
         model(IDS)
 
 
+def test_the_forward_of_a_lone_layer(monkeypatch):
+    config = tiny().config
+    wavepe.hf.patch_llama("alibi")
+    try:
+        layer = llama.LlamaAttention(config, 0)
+    finally:
+        wavepe.hf.unpatch_llama()
+    x = torch.zeros(1, 5, layer.config.hidden_size)
+    layer(x)
+    monkeypatch.setattr(llama.LlamaAttention, "forward", own_attention)
+    with pytest.raises(ValueError, match=r"forward of this LlamaAttention.*'alibi' out"):
+        layer(x)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrappers_of_forwards_are_right(spec, monkeypatch):
     """A wrapper that calls the old forward, as accelerate's hooks and profilers do."""

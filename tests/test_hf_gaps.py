@@ -14,7 +14,7 @@ from encoding_cases import LEARNED
 from hf_families import build, by_turns
 from hf_model import close, logits, patched_tiny, tokens
 from transformers import DynamicCache, StaticCache
-from wavepe.hf.passes import SHIFTS, measures_tokens
+from wavepe.hf.sequences import SHIFTS, measures_tokens
 
 COUNTING = (
     "wavelet:scales=4", "alibi", "sandwich:dim=16", "rope+alibi", "alibi@1", *LEARNED,

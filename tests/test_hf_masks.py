@@ -75,11 +75,8 @@ def test_forms(spec):
     seen = mask_of(model, 9, mask)
     assert seen.dtype == torch.uint8
     assert torch.equal(seen, mask[:, None, None])
-    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-    packed = mask_of(model, 9, positions=positions)
-    assert packed.shape == (2, 1, 1, 9)
-    assert packed[:, 0, 0].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3, 3], [1] * 9]
-    assert mask_of(model, 1, positions=torch.zeros(2, 1, dtype=torch.long)) is None
+    # A pass has found packed sequences before it asks for this mask.
+    assert mask_of(model, 9, positions=torch.arange(9)[None] % 4) is None
     own = torch.ones(2, 1, 9, 9, dtype=torch.bool)
     assert mask_of(model, 9, own) is own
 
@@ -110,6 +107,18 @@ def test_other_ways_to_look_are_refused():
     model.config.is_causal = False
     with pytest.raises(ValueError, match=r"alibi needs causal attention.*is_causal=False"):
         model(ids)
+
+
+@pytest.mark.parametrize(
+    "given", [{"attention_mask": padded()}, {"position_ids": POSITIONS[:, :9]}]
+)
+def test_layers_that_look_both_ways_take_no_padding(given):
+    model = patched_tiny("none")
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    assert not close(logits(model, IDS[:, :9]), logits(patched_tiny("none"), IDS[:, :9]), 1e-2)
+    with pytest.raises(ValueError, match=r"is_causal=False takes no padding .*config.is_causal"):
+        logits(model, IDS[:, :9], **given)
 
 
 # ------------------------------------------------------------------ no tensor of queries x keys
@@ -339,7 +348,8 @@ def test_gaps_begin_no_sequence(spec):
     model, positions = patched_tiny(spec), torch.arange(12)[None] ** 2
     got = logits(model, IDS, position_ids=positions)
     mask = torch.ones(2, 12, dtype=torch.long)
-    assert torch.equal(logits(model, IDS, position_ids=positions, attention_mask=mask), got)
+    for given in ({"attention_mask": mask}, {"use_cache": False}):
+        assert torch.equal(logits(model, IDS, position_ids=positions, **given), got)
     assert close(got, logits(model, IDS), 1e-5) == (spec == "none")
 
 

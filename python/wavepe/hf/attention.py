@@ -32,6 +32,9 @@ from .layer_hooks import STOCK, LayerState
 from .layers import spec_text
 from .passes import PASS, Pass
 
+# The layer, q, k, v, the mask, the family's window, and options of `ops.attention`.
+Call = tuple[Any, Tensor, Tensor, Tensor, Tensor | None, int | None, dict[str, Any]]
+
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 
 # Tensors that transformers passes to every attention function and that do not change the scores.
@@ -70,27 +73,21 @@ def attention_forward(
 
     Parameters
     ----------
-    module : Module
-        The attention layer. If it has the attribute `wavepe`, that is a `LayerState`.
     query : Tensor (B, H, m, d)
     key, value : Tensor (B, Hk, n, d)
-        H must be a multiple of Hk.
     attention_mask : Tensor, optional
-        A mask of `masks.attention_mask`, or a mask of the user's own (B|1, H|1, m, n): bool (True:
-        attend) or float (added to the scores). The user's own mask alone decides which keys a
-        query sees.
-    scaling, dropout, sliding_window, softcap
-        As the family passes them.
+        A mask of `masks.attention_mask`, or a mask of the user's own (B|1, H|1, m, n), bool or
+        added to the scores, which alone decides which keys a query sees.
     s_aux : Tensor (H,), optional
         The score of each head's attention sink, which has no value.
     position_bias : Tensor (B, H, m, rank), optional
-        What a patched Inkling has in place of its relative logits (see inkling.py).
+        A patched Inkling's queries of its own table (see inkling.py).
 
     Returns
     -------
     out : Tensor (B, m, H, d)
-    weights : Tensor (B, H, m, n) or None
-        None unless the caller asks for `output_attentions`.
+    weights : Tensor (B, H, m, n), optional
+        If the caller asks for `output_attentions`.
     """
     layer: LayerState | None = getattr(module, "wavepe", None)
     this: Pass | None = kwargs.get(PASS)
@@ -109,7 +106,7 @@ def attention_forward(
         attention_mask = None
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        _check_not_causal(layer.score, s_aux)
+        _check_not_causal(layer.score, s_aux, attention_mask)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -130,29 +127,19 @@ def attention_forward(
     }  # fmt: skip
     call = module, query, key, value, attention_mask, sliding_window, options
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
-        out, seen = _with_weights(*call, score, learned, this)
+        out, seen = _with_weights(call, score, learned, this)
         return out.transpose(1, 2).contiguous(), seen if weights else None
     plain = score is None and softcap is None and s_aux is None
     if plain and query.device.type not in families.FUSED_ON:
-        return _by_pytorch(*call)
-    return _by_kernel(*call, score, learned, this).transpose(1, 2).contiguous(), None
+        return _by_pytorch(call)
+    return _by_kernel(call, score, learned, this).transpose(1, 2).contiguous(), None
 
 
-def _by_kernel(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    window: int | None,
-    options: dict[str, Any],
-    score: Scores | None,
-    learned: Terms,
-    this: Pass | None,
-) -> Tensor:
+def _by_kernel(call: Call, score: Scores | None, learned: Terms, this: Pass | None) -> Tensor:
     """Return the attention (B, H, m, d) of `ops.attention`."""
+    module, q, k, v, mask, window, options = call
     if mask is not None:
-        parts = masks.mask_parts(mask)
+        parts = masks.mask_parts(mask) if this is None else this.mask_parts(mask)
         if parts.segments is not None and parts.segments.shape[1] < k.shape[2]:
             # A static cache has unused room behind the packed sequences.
             k, v = (x[:, :, : parts.segments.shape[1]] for x in (k, v))
@@ -173,18 +160,10 @@ def _by_kernel(
 
 
 def _with_weights(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    window: int | None,
-    options: dict[str, Any],
-    score: Scores | None,
-    learned: Terms,
-    this: Pass | None,
+    call: Call, score: Scores | None, learned: Terms, this: Pass | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention (B, H, m, d) and its weights (B, H, m, n), which holds them whole."""
+    """Return the attention (B, H, m, d) and its weights (B, H, m, n)."""
+    module, q, k, v, mask, window, options = call
     score = NO_ENCODING if score is None else score
     parts, offset = masks.mask_parts(mask), options["offset"]
     if parts.mask is not None:
@@ -206,16 +185,9 @@ def _with_weights(
     return out.to(q.dtype), weights.to(q.dtype)
 
 
-def _by_pytorch(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    window: int | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, None]:
+def _by_pytorch(call: Call) -> tuple[Tensor, None]:
     """Return the attention (B, m, H, d) of a layer whose encoding leaves the scores alone."""
+    module, q, k, v, mask, window, options = call
     mask = _sdpa_mask(q, k, mask, options["offset"], window)
     dropout, scale = options["dropout_p"], options["scale"]
     return sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, scaling=scale)
@@ -263,12 +235,16 @@ def _check_packed(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         )
 
 
-def _check_not_causal(score: Scores | None, sinks: Tensor | None) -> None:
+def _check_not_causal(score: Scores | None, sinks: Tensor | None, mask: Tensor | None) -> None:
     """Raise ValueError for what only causal attention has."""
-    if score is not None:
-        raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
-    if sinks is not None:
-        raise ValueError("attention sinks need causal attention, got is_causal=False")
+    if score is not None or sinks is not None:
+        what = "attention sinks need" if score is None else f"{score.encoding} needs"
+        raise ValueError(f"{what} causal attention, got is_causal=False")
+    if mask is not None and mask.dtype in (masks.KEY_MASK, masks.SEGMENTS):
+        raise ValueError(
+            "a layer with is_causal=False takes no padding and no packed sequences here: set "
+            "config.is_causal=False, or give a mask of queries x keys"
+        )
 
 
 def _check_counts_no_hidden(score: Scores, module: Any) -> None:
@@ -304,13 +280,7 @@ def _sdpa_mask(
 
 
 def _stock_layer(module: Any) -> LayerState:
-    """Return the state of a layer of a stock model.
-
-    Raises
-    ------
-    ValueError
-        The configuration names an encoding, and the layer has none.
-    """
+    """Return the state of a stock layer; ValueError if its model should have an encoding."""
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "

@@ -73,16 +73,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
 
 
 def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
-    """Install the encodings in a stock model, and give the model its own configuration.
-
-    Raises
-    ------
-    TypeError
-        The model is of no family that can be patched, or its configuration class is not that of
-        its family.
-    ValueError
-        The model has an encoding of wavepe already, or this one does not fit.
-    """
+    """Install the encodings in a stock model, and give the model its own configuration."""
     base = families.decoder(model)
     config = base.config
     if isinstance(config, EncodedConfig):
@@ -124,13 +115,7 @@ def install_own(model: nn.Module) -> None:
 
 
 def uninstall(model: nn.Module) -> None:
-    """Undo `install_patch`.
-
-    Raises
-    ------
-    ValueError
-        The model is not patched, was patched through another model, or is a wavepe_<family>.
-    """
+    """Undo `install_patch`; ValueError unless this model was patched."""
     base = families.decoder(model)
     record = installed(base)
     if record is None:

@@ -46,17 +46,7 @@ class SharedLearned:
 
 
 def attach(owner: Any, shared: Learned | None, by_layer: Mapping[Any, Learned]) -> None:
-    """Make learned parameters modules of a model and its layers, or of a layer that stands alone.
-
-    Parameters
-    ----------
-    owner : Module
-        The base model, or the layer.
-    shared : Learned, optional
-        The parameters that its layers share.
-    by_layer : mapping of Module to Learned
-        The parameters that each layer has for itself.
-    """
+    """Make learned parameters modules of a model and its layers, or of a lone layer."""
     modules = [*by_layer.items(), *([] if shared is None else [(owner, shared)])]
     for place, learned in modules:
         # Weights of a quantised layer may be integers.

@@ -25,10 +25,7 @@ SEGMENTS = torch.int64  # dtype of a mask of packed sequences
 def attention_mask(**arguments: Any) -> Tensor | None:
     """Return the mask of a forward pass; transformers calls this function.
 
-    Parameters
-    ----------
-    **arguments
-        The arguments of `transformers.masking_utils.sdpa_mask`, and the configuration as `config`.
+    It takes the arguments of `transformers.masking_utils.sdpa_mask`.
 
     Returns
     -------
@@ -37,17 +34,10 @@ def attention_mask(**arguments: Any) -> Tensor | None:
     uint8 Tensor (B, 1, 1, n)
         Of these keys, a query sees those that are 1. There is padding, or there may be some (see
         `may_read_values`).
-    int64 Tensor (B, 1, 1, n)
-        Of these keys, a query sees those with its own number: sequences are packed. 0 is padding.
     bool Tensor (B, 1, m, n), or None
         The mask of `sdpa_mask`, in three cases: the attention is not causal (only for encodings
         that leave the scores alone); a user combined the causal rule with another one; or the
         model is a stock model, and its last query is not at its last key or its family sees less.
-
-    Raises
-    ------
-    ValueError
-        The attention is not causal, and the encoding changes the scores.
     """
     function, padding = arguments["mask_function"], arguments.get("attention_mask")
     if function is masking_utils.bidirectional_mask_function:
@@ -67,10 +57,7 @@ def attention_mask(**arguments: Any) -> Tensor | None:
         check_values = not reading_waits(padding.device) or _queries(arguments) > 1
         check_values = check_values and may_read_values(padding.device, arguments["config"])
         return visible_keys(padding, first, keys, check_values)
-    if function is masking_utils.causal_mask_function or keys != _queries(arguments):
-        return None  # transformers finds packed sequences only without a cache
-    device = arguments["device"] if "device" in arguments else arguments["cache_position"].device
-    return _packed(function, arguments["batch_size"], keys, device)
+    return None  # `sequences` has found packed ones
 
 
 def reading_waits(device: torch.device) -> bool:
@@ -126,20 +113,10 @@ def _is_aligned(arguments: dict[str, Any]) -> bool:
 
 
 def visible_keys(padding: Tensor, first: int, keys: int, check_values: bool) -> Tensor | None:
-    """Return a mask (B, 1, 1, keys) that is 1 for keys that are not padding.
+    """Return a mask (B, 1, 1, keys) that is 1 for keys that are not padding, from the user's mask.
 
-    Keys beyond the end of `padding` are the unused room of a static cache: their mask is 0.
-
-    Parameters
-    ----------
-    padding : Tensor (B, tokens so far)
-        The user's mask: 0 for padding.
-    first : int
-        Position of the first key. A cache with a window has dropped the keys before it.
-    keys : int
-        Number of keys.
-    check_values : bool
-        Read the values, and return None if all keys are visible.
+    A cache with a window has dropped the keys before `first`. Keys beyond the end of `padding` are
+    the unused room of a static cache: their mask is 0. With `check_values`, None: all are visible.
     """
     if (missing := first + keys - padding.shape[1]) > 0:
         padding = pad(padding, (0, missing))
@@ -149,30 +126,10 @@ def visible_keys(padding: Tensor, first: int, keys: int, check_values: bool) -> 
     return padding[:, None, None].to(KEY_MASK)
 
 
-def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
-    """Return the mask of packed sequences that transformers has found.
-
-    Its rule says whether a token sees another. A token that does not see the token before it begins
-    a new sequence.
-    """
-    index = torch.arange(keys, device=device)[None]
-    rows = torch.arange(batch, device=device)[:, None]
-    joined = function(rows, torch.zeros_like(rows), index, (index - 1).clamp(min=0))
-    begins = ~joined.expand(batch, -1)
-    if not torch.compiler.is_compiling() and not begins[:, 1:].any():
-        return None
-    return segment_mask(begins, None)
-
-
 def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
     """Return the mask of packed sequences: the number of each token's sequence, 0 for padding.
 
-    Parameters
-    ----------
-    begins : bool Tensor (B, n)
-        True at the first token of each sequence. The first token of a row always begins one.
-    padding : Tensor (B, n), optional
-        0 or False at padding.
+    `begins` (B, n) is True at the first token of each sequence, and `padding` (B, n) 0 at padding.
     """
     begins = begins.clone()
     begins[:, :1] = True
@@ -212,13 +169,7 @@ _ALL_SEEN = MaskParts()
 
 
 def mask_parts(mask: Tensor | None) -> MaskParts:
-    """Turn a mask of `attention_mask`, or a user's own mask, into arguments of `ops.attention`.
-
-    Raises
-    ------
-    TypeError
-        The mask is an integer tensor that `attention_mask` did not return.
-    """
+    """Turn a mask of `attention_mask`, or a user's own mask, into arguments of `ops.attention`."""
     if mask is None:
         return _ALL_SEEN
     if mask.dtype == torch.bool or mask.is_floating_point():
@@ -242,18 +193,7 @@ def full_mask(
 ) -> Tensor:
     """Return a bool mask (B|1, 1, m, n) of queries x keys; a user's own mask stays as it is.
 
-    Parameters
-    ----------
-    mask : Tensor, optional
-        A mask of `attention_mask`, or the user's own.
-    queries, keys : int
-        Their numbers, m and n.
-    offset : int or Tensor ()
-        Index of the key at the position of the first query.
-    device : torch.device
-        Device of the result.
-    window : int, optional
-        Keys at this distance and beyond are hidden.
+    `offset` is the index of the key at the position of the first query.
     """
     parts = mask_parts(mask)
     if parts.mask is not None:

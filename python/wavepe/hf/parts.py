@@ -46,10 +46,7 @@ class Size(NamedTuple):
 class Builder:
     """Builds the parts for a model with this configuration.
 
-    Parameters
-    ----------
-    owner : Module
-        The base model, or a layer that stands alone. It will hold the learned parameters.
+    `owner`, the base model or a layer that stands alone, will hold the learned parameters.
     """
 
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
@@ -127,26 +124,14 @@ class Builder:
         return encoding.with_parts(lambda part: rope if part.rotates else part)
 
     def score(self, encoding: Encoding, size: Size, rotated_dims: int) -> Scores:
-        """Return what `encoding` adds to the scores; layers of one encoding share it.
-
-        Raises
-        ------
-        ValueError
-            The encoding does not fit the head size or the number of heads.
-        """
+        """Return what `encoding` adds to the scores; layers of one encoding share it."""
         key = str(encoding), *size
         if key not in self.scores:
             self.scores[key] = Scores(encoding, *size, True, rotated_dims)
         return self.scores[key]
 
     def learn(self, combined: Encoding | None, attentions: list[Any], sizes: list[Size]) -> None:
-        """Build the parameters that layers share, and those of each layer.
-
-        Raises
-        ------
-        ValueError
-            Layers with heads of several sizes would share a table.
-        """
+        """Build the parameters that layers share, and those of each layer."""
         combined = self.learned_here(combined)
         if combined is None:
             return
@@ -181,13 +166,7 @@ class Builder:
 
 
 def make_parts(choice: LayerEncodings, base: Any, config: PretrainedConfig) -> Parts:
-    """Build all parts of the encodings for a base model with its new configuration.
-
-    Raises
-    ------
-    ValueError
-        An encoding does not fit the head size, the number of heads, the rope type or the layers.
-    """
+    """Build all parts; ValueError if an encoding does not fit the model or its layers."""
     builder = Builder(config, base)
     attentions, slots = families.attentions(base), families.slots(base)
     sizes = list(map(Size, families.head_dims(base), families.head_counts(base)))

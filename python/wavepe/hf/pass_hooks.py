@@ -13,8 +13,9 @@ from .cache_guard import EncodingGuard
 from .foreign import ReplacedForwardCheck
 from .layers import StoredSpec, spec_text
 from .parts import Parts
-from .passes import PASS, Pass, measures_tokens
+from .passes import PASS, Pass
 from .rotary import check_config
+from .sequences import measures_tokens, note_shifts, read_sequences
 
 
 class PassHooks:
@@ -54,7 +55,7 @@ class PassHooks:
         if self.cuts_logits:
             # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
             kwargs["logits_to_keep"] = None
-        this.read_sequences(module, self.counting)
+        read_sequences(this, module, self.counting)
         if self.absolute is not None:
             self.absolute.add(module, this)
         self.guard.before(this)
@@ -68,7 +69,7 @@ class PassHooks:
         this: Pass = kwargs[PASS]
         if this.waiting or not this.ran:
             self.forwards.after(this)
-        if this.cache is None:
+        if this.cache is None and this.use_cache is not False:
             self.guard.after(this, output)
         if this.shifts is not None:
-            this.note_shifts(output)
+            note_shifts(this, output)

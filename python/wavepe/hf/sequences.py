@@ -1,0 +1,270 @@
+"""Packed sequences, and positions that no kernel can take.
+
+Packed sequences are several in one row, none of which sees another. transformers finds them only
+without a cache and without a mask, and a model in evaluation mode creates a cache.
+
+The kernels measure distance in tokens, which is right only if positions increase by one per token.
+Rotations and added vectors take any positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings import Encoding
+from ..ops._compiler import wants_standard
+from ..ops._torch_private import assert_async
+from ..positions.tokens import largest_so_far, value_before
+from . import masks
+from .passes import Pass, caches_in
+
+# Attributes of caches.
+PACKED = "_wavepe_packed"
+SHIFTS = "_wavepe_shifts"  # of each row, position - index of its tokens; absent: all are 0
+
+
+def measures_tokens(encoding: Encoding) -> bool:
+    """Return whether an encoding measures distances in tokens, whatever the positions are."""
+    adds = {"table", "slopes", "bias", "input_decay"}
+    extends = getattr(encoding.rotary, "self_extend", None) is not None
+    return (
+        not adds.isdisjoint((*encoding.terms, *encoding.learns))
+        or encoding.has_vectors
+        or encoding.window is not None
+        or extends
+    )
+
+
+def read_sequences(this: Pass, base: nn.Module, counting: Encoding | None) -> None:
+    """Tell attention of packed sequences, and refuse positions that do not count tokens.
+
+    `counting` is the encoding of a layer that measures distances in tokens, if there is one.
+    """
+    tokens, cache, mask = this.tokens, this.cache, this.mask
+    if tokens is None or tokens.ndim < 2 or not tokens.numel():
+        return  # the model raises the error
+    packs = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
+    if packs and cache is not None and hasattr(cache, PACKED):
+        _leave_packed(cache)
+    ends = this.sequence_ends
+    device, compiling = tokens.device, this.compiling
+    waits = masks.reading_waits(device) and not compiling
+    if waits and mask is cache is this.positions is ends is None:
+        this.set_mask(masks.nothing_hidden(device))
+        return
+    if tokens.shape[1] == 1 and ends is None:
+        if counting is not None and not (compiling or waits) and not _is_next(this):
+            _check_start(this, counting)
+        return
+    # A cache with packed sequences must be marked.
+    makes_cache = this.use_cache is not False and not base.training
+    read = masks.may_read_values(device, base.config)
+    read = read or ((cache is not None or makes_cache) and not compiling)
+    begins, usual = _look(this, counting, read or not (waits or compiling))
+    if packs and ends is not None:
+        begins = _from_lengths(this, read)
+    if packs and begins is not None and not (read and not begins[:, 1:].any()):
+        _pack(this, begins, read)
+    if counting is not None and not (usual or waits or compiling):
+        _check_start(this, counting)
+
+
+def _is_next(this: Pass) -> bool:
+    """Return whether this one token goes on where each row of the cache ends."""
+    positions, shifts = this.positions, getattr(this.cache, SHIFTS, None)
+    if positions is None:
+        return shifts is None
+    rows, cached = positions.tolist(), int(this.cached)
+    if shifts is None:
+        return rows.count([cached]) == len(rows)
+    return rows == [[cached + shift] for shift in shifts if shift is not None]
+
+
+def _look(this: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | None, bool]:
+    """Return a bool tensor (B, m), True where positions begin a sequence again, or None.
+
+    Also return whether positions are known to be the indices of the tokens. Padding is skipped.
+    A gap in the positions does not begin a sequence.
+    """
+    tokens: Any = this.tokens
+    rows, count = tokens.shape[:2]
+    noted = hasattr(this.cache, SHIFTS)
+    if this.compiling and this.cache is not None:
+        return None, True
+    if this.positions is None and not (noted and counting is not None):
+        return None, True
+    positions = this.counted_positions()
+    if not _fit(positions, tokens):
+        return None, True  # the model raises the error
+    positions = positions.to(tokens.device)
+    index = torch.arange(count, device=tokens.device)
+    waits = masks.reading_waits(tokens.device)
+    usual = (index + this.cached).expand_as(positions)
+    if read and not noted and not waits and torch.equal(positions, usual):
+        return None, True
+    known = this.real_tokens()
+    real = torch.ones((rows, count), dtype=torch.bool, device=tokens.device)
+    if known is not None:
+        real = known[:, -count:].to(tokens.device)
+    last = largest_so_far(torch.where(real, index.expand_as(real), -1))
+    before = value_before(last, -1)
+    step = positions - positions.expand(rows, -1).gather(-1, before.clamp(min=0))
+    after = real & (before >= 0)
+    begins = after & (step <= 0)
+    if counting is not None:
+        pairs = isinstance(this.mask, Tensor) and this.mask.ndim == 4 and known is None
+        good = ~after | (step == index - before)
+        good = good if pairs else good | begins  # a mask of queries x keys packs nothing
+        if waits or this.compiling:
+            if not (this.compiling and wants_standard()):
+                where = "a compiled model" if this.compiling else "a model on this device"
+                says = f"wavepe: in {where} positions must rise by 1 per token"
+                assert_async(good.amin(), says)
+        elif not good.all():
+            raise _gap(counting, positions.expand(rows, -1), good, before)
+    return (None if this.mask is not None and known is None else begins), False
+
+
+def _fit(positions: Tensor, tokens: Tensor) -> bool:
+    """Return whether there is a position for each token, or for each column."""
+    rows, count = tokens.shape[:2]
+    return positions.ndim == 2 and positions.shape[1] == count and positions.shape[0] in (1, rows)
+
+
+def _gap(counting: Encoding, positions: Tensor, good: Tensor, before: Tensor) -> ValueError:
+    """Return the error for positions that do not rise by 1; `before` has the last real tokens."""
+    row, column = (~good).nonzero()[0].tolist()
+    last = int(before[row, column])
+    hint = ""
+    if last < column - 1:
+        hint = "let attention_mask hide no tokens between others, "
+    return ValueError(
+        f"{counting} measures distances in tokens, so positions must rise by 1 per token; row "
+        f"{row} of position_ids has {int(positions[row, column])} after "
+        f"{int(positions[row, last])}: {hint}give position_ids without gaps and branches, or "
+        "take an encoding that only rotates or adds vectors"
+    )
+
+
+def _check_start(this: Pass, counting: Encoding) -> None:
+    """Raise ValueError if positions do not go on where those of the keys in the cache end."""
+    tokens: Any = this.tokens
+    rows, count = tokens.shape[:2]
+    positions, known = this.counted_positions(), this.real_tokens()
+    if not _fit(positions, tokens):
+        return  # the model raises the error
+    first = torch.zeros((rows, 1), dtype=torch.int64)
+    seen, usual = [True] * rows, [0] * rows
+    if known is not None:
+        new = known[:, -count:]
+        first, seen = new.int().argmax(1, keepdim=True), new.any(1).tolist()
+        # `generate` pads on the left, and counts the real tokens.
+        padded = (known[:, 1:] >= known[:, :-1]).all(1)
+        usual = torch.where(padded, -(~known).sum(1), 1 << 62).tolist()
+    place = positions.expand(rows, -1).gather(1, first) - first - this.cached
+    shifts: list[int | None] = place[:, 0].tolist()
+    for row, before in enumerate(_noted_shifts(this, rows)):
+        if not seen[row]:
+            shifts[row] = before
+        elif before is not None and shifts[row] not in (before, usual[row]):
+            raise ValueError(
+                f"{counting} measures distances in tokens, and the positions of the "
+                f"{int(this.cached)} cached keys are not known: position "
+                f"{int(positions.expand(rows, -1)[row, first[row, 0]])} does not follow them, "
+                "so keys were taken out of the cache, or a program filled it by hand; continue "
+                f"at position {int(this.cached) + before}, or pass use_cache=False"
+            )
+    this.shifts = shifts
+
+
+def _noted_shifts(this: Pass, rows: int) -> list[int | None]:
+    """Return position - index of the keys in each row of the cache; None: it may be any."""
+    if not int(this.cached):
+        return [None] * rows
+    shifts: list[int | None] = getattr(this.cache, SHIFTS, [0])
+    if len(shifts) == rows:
+        return shifts
+    # The rows were repeated or chosen.
+    return shifts[:1] * rows if len(set(shifts)) == 1 else [None] * rows
+
+
+def _from_lengths(this: Pass, read: bool) -> Tensor:
+    """Return a bool tensor (1, m), True where sequences begin, from cu_seq_lens_q.
+
+    It holds 0 and the end of each sequence of the only row. Its values are checked if `read`.
+    """
+    tokens: Any = this.tokens
+    ends, key_ends = this.sequence_ends, this.key_ends
+    rows, count = tokens.shape[:2]
+    if not isinstance(ends, Tensor):
+        raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
+    if rows != 1:
+        raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows} rows")
+    if read:
+        if key_ends is not None and not torch.equal(ends, key_ends):
+            raise ValueError(
+                "cu_seq_lens_q and cu_seq_lens_k must be equal: packed sequences cannot follow "
+                "the keys of a cache"
+            )
+        values = ends.tolist()
+        rises = ends.ndim == 1 and values[:1] == [0] and values == sorted(values)
+        if not rises or values[-1] != count:
+            raise ValueError(
+                f"cu_seq_lens_q must rise from 0 to the number of tokens, {count}; got {values}"
+            )
+    index = torch.arange(count, device=tokens.device)
+    begins = torch.isin(index, ends.to(tokens.device))[None]
+    if this.positions is None and not (read and not begins[:, 1:].any()):
+        start = largest_so_far(torch.where(begins[0], index, 0))
+        this.set_positions((index - start)[None])
+    return begins
+
+
+def _pack(this: Pass, begins: Tensor, read: bool) -> None:
+    """Give the module a mask of packed sequences, which begin at these tokens."""
+    cache = this.cache
+    padding = None if this.mask is None else this.mask[:, : begins.shape[1]]
+    if not read:
+        # Nothing may depend on values, so a row of one sequence gets a mask too.
+        if cache is None:
+            this.set_mask(masks.segment_mask(begins, padding))
+        return
+    if cache is not None and this.cached > 0:
+        starts = begins[:, 1:].any(0).nonzero().flatten() + 1
+        raise ValueError(
+            f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
+            f"{int(this.cached)} tokens of a cache: pass use_cache=False"
+        )
+    if cache is not None:
+        setattr(cache, PACKED, True)
+    elif this.use_cache is not True:
+        this.kwargs["use_cache"] = False  # packed sequences cannot be continued
+    else:
+        raise ValueError("packed sequences cannot be continued: pass use_cache=False")
+    this.set_mask(masks.segment_mask(begins, padding))
+
+
+def note_shifts(this: Pass, output: Any) -> None:
+    """Note on the cache how far the positions of this pass are from the indices."""
+    shifts = this.shifts
+    if shifts is None or this.compiling:
+        return
+    cache = this.cache if this.cache is not None else next(iter(caches_in(output)), None)
+    if any(shift != 0 for shift in shifts):
+        if cache is not None:
+            setattr(cache, SHIFTS, shifts)
+    elif hasattr(cache, SHIFTS):
+        delattr(cache, SHIFTS)
+
+
+def _leave_packed(cache: Any) -> None:
+    """Raise ValueError if a cache holds packed sequences; it may have been emptied since."""
+    if cache.get_seq_length() > 0:
+        raise ValueError(
+            "the cache holds packed sequences, and new tokens would belong to none of them: to "
+            "generate, give each sequence its own row"
+        )
+    delattr(cache, PACKED)
