@@ -42,7 +42,6 @@ from wavepe.experiments import evaluation, llama
 from wavepe.experiments.data import evaluation_bytes, load_text
 from wavepe.experiments.llama import new_model
 from wavepe.experiments.model import load_model
-from wavepe.experiments.presets import DEFAULTS, rows_for
 from wavepe.experiments.settings import Settings
 
 PNG = b"\x89PNG"
@@ -90,16 +89,6 @@ def test_rows_trained_alike_share_a_checkpoint():
     assert plain["32"] != scaled["32"]
 
 
-def test_the_default_rows_take_six_trainings():
-    specs = tuple(rows_for(DEFAULTS["encodings"], 128))
-    settings = Settings(specs, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
-    models = settings.models
-    assert len(specs) == 8
-    assert len(models) == 2 * 6
-    assert len({model.name for model in models}) == len(models)
-    assert sorted(row.name for model in models[:6] for row in model.rows) == sorted(specs)
-
-
 def test_checkpoints_load_with_their_encoding():
     figure = {
         wavepe.encoding(spec).trained_as(): value
@@ -142,14 +131,6 @@ def test_picture_and_tables(capsys, monkeypatch):
     for spec, _, values in figures(out):
         assert spec in printed.out
         assert f"{values['32']:.2f}" in printed.out
-
-
-def test_few_lines_without_a_terminal(tmp_path, capsys):
-    assert compare(tmp_path, steps=40, specs=["none"]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert 2 <= len(lines) <= 6
-    assert "loss" in lines[0]
-    assert "left" in lines[0]
 
 
 def test_seeds_are_trainings_of_their_own(tmp_path, capsys):
@@ -438,16 +419,6 @@ def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, statu
     assert 0 < len(runs(tmp_path)) < len(SPECS)
     assert compare(tmp_path) == 0
     assert runs(tmp_path) == runs(trained())
-
-
-@pytest.mark.slow
-def test_stopped_jobs_resume_a_training_that_goes_on(finished, tmp_path):
-    done, workers = forking(words(tmp_path, "--jobs", "2"), "results.json", signal.SIGKILL)
-    assert done.returncode == -signal.SIGKILL
-    assert gone(workers)
-    assert 0 < len(runs(tmp_path)) < 8
-    assert go_on(tmp_path) == 0
-    assert runs(tmp_path) == runs(finished)
 
 
 def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):

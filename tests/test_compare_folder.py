@@ -99,17 +99,6 @@ def test_names_tell_the_spec_where_they_can():
     assert max(len(os.fsencode(name)) for name in names) < 128
 
 
-LONG = "rope:type=longrope,short_factor={0},long_factor={0},original_max_position_embeddings=16"
-
-
-def test_a_long_spec_finishes(tmp_path):
-    spec = LONG.format("+".join(f"{1 + i / 7:.15f}" for i in range(12)))
-    assert len(spec) > 400
-    for _ in range(2):
-        assert compare(tmp_path, "--head-dim", "24", specs=[spec], steps=2) == 0
-    assert len(figures(tmp_path)) == 1
-
-
 def test_names_that_are_not_utf8(tmp_path, capsys):
     data, out = (tmp_path / os.fsdecode(name) for name in (b"te\xfft", b"ou\xfft"))
     shutil.copytree(text(), data)
@@ -190,13 +179,6 @@ def test_results_that_are_none_of_ours(copy, capsys, wrong):
     (copy / "results.json").write_text(wrong)
     assert "results.json" in refused(capsys, copy, **TWO)
     assert (copy / "results.json").read_text() == wrong
-
-
-def test_a_copy_of_a_run_is_no_text(tmp_path):
-    data = shutil.copytree(text(), tmp_path / "data")
-    before = load_text(str(data), 32, 16).sha256
-    shutil.copytree(trained(**TWO), data / "copy", ignore=shutil.ignore_patterns("results.json"))
-    assert load_text(str(data), 32, 16).sha256 == before
 
 
 # ------------------------------------------------------------------ models and states in it

@@ -178,8 +178,6 @@ NO_PROTOCOLS = (
         (["--task", "keys", "--lengths", "95", "128"], "got 95"),
         (["--protocols", ","], "--protocols: needs at least one"),
         (["--protocols", "whole", "whole"], "--protocols whole: given twice"),
-        (["--protocols", "blocks", "blocks:128"], "blocks:128: given twice"),
-        (["--task", "keys", "--protocols", "whole", "blocks"], "needs --protocols whole"),
         (["--task", "keys", "--protocols", "sliding"], "got sliding:128/64"),
         (["--task", "keys", "--bands"], "--task and --bands"),
         (["--bands", "--encodings", "rope/alibi", "none"], "that is evaluated with a rotar"),
@@ -216,33 +214,20 @@ def out(tmp_path):
         (["--encodings", "wavelet:scales=5"], "5"),
         (["--encodings", "rope:interleaved=true"], "interleaved=true is for models that"),
         (["--encodings", "rope:partial_rotary_factor=0.5"], "rotates 4 of 6 dims"),
-        (["--encodings"], "--encodings"),
         (["--lengths", "1"], "--lengths 1: needs 2 to"),
-        (["--lengths", "-8"], "needs 2 to"),
         (["--lengths", "16", "x"], "--lengths x: needs integers"),
-        (["--lengths", "16", "32.5"], "--lengths 32.5: needs integers"),
         (["--lengths", "16", "32", "16"], "--lengths 16: given twice"),
-        (["--lengths", ","], "--lengths: needs at least one"),
         (["--lengths", "99999"], "too short"),
         (["--train-length", "99999"], "too short"),
         (["--steps", "0"], "--steps 0: needs 1 to"),
-        (["--steps", "many"], "--steps"),
         (["--steps", "1.5"], "--steps: invalid whole_number value: '1.5'"),
         (["--encodings", "rope,", "none"], "; several specs are separated by blanks"),
-        (["--seeds", "0"], "--seeds 0"),
-        (["--batch", "0"], "--batch 0"),
-        (["--layers", "0"], "--layers 0"),
-        (["--heads", "0"], "--heads 0"),
         (["--head-dim", "7"], "--head-dim 7: needs an even number"),
         (["--train-length", "1"], "--train-length 1"),
-        (["--eval-bytes", "0"], "--eval-bytes 0"),
-        (["--threads", "0"], "--threads 0"),
         (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
-        (["--threads", "99999999999"], "--threads 99999999999: needs 1 to 1024"),
         (["--save-every", "0"], "--save-every 0"),
         (["--lr", "0"], "--lr 0: needs a positive number"),
         (["--lr", "nan"], "--lr nan"),
-        (["--lr", "inf"], "--lr inf"),
         (["--data", "/does/not/exist"], "no such file or folder"),
         (["--nonsense"], "--nonsense"),
     ],
@@ -288,7 +273,6 @@ LONG = [
     + "+".join(str(2.0 + step * i) for i in range(24))
     for step in (0.25, 0.5)
 ]
-FEW, MANY = (128, 256, 512, 1024), tuple(128 << i for i in range(12))
 FEW, MANY = (128, 256, 512, 1024), tuple(128 << i for i in range(12))
 
 

@@ -62,8 +62,8 @@ class Work:
                 result = {**self._evaluated(evaluated, row, tell), "before": result}
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
-            tell("result", {**result, "seconds": round(seconds, 3)})
             note_perplexities(evaluated, str(row.evaluated), result["perplexity"])
+            tell("result", {**result, "seconds": round(seconds, 3)})
             figures = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
             tell("note", f"{row.name}: perplexity at {figures}, in {seconds:.0f} s")
 

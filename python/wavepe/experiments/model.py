@@ -107,34 +107,36 @@ class Model:
         return dataclasses.replace(self, model=model.to(self.device.place))
 
 
-def check_folder(given: str | Path) -> None:
-    """Raise UsageError unless `given` is the folder of a model."""
-    path = Path(given)
-    if not str(given) or not path.exists():
-        raise UsageError(f"MODEL {str(given)!r}: no such folder; needs a folder with a config.json")
+def check_folder(folder: str | Path) -> None:
+    """Raise UsageError unless `folder` is that of a model."""
+    path = Path(folder)
+    if not str(folder) or not path.exists():
+        raise UsageError(
+            f"MODEL {str(folder)!r}: no such folder; needs a folder with a config.json"
+        )
     if not path.is_dir():
-        raise UsageError(f"MODEL {given}: is a file; needs the folder with the config.json")
+        raise UsageError(f"MODEL {folder}: is a file; needs the folder with the config.json")
     if not (path / "config.json").is_file():
         checkpoints = sorted(path.glob("checkpoints/*/config.json"))
         if settings_of_comparison(path) and checkpoints:
             raise UsageError(
-                f"MODEL {given}: is the folder of a comparison; give one of its models, such as "
+                f"MODEL {folder}: is the folder of a comparison; give one of its models, such as "
                 f"{checkpoints[0].parent}"
             )
-        raise UsageError(f"MODEL {given}: holds no config.json")
+        raise UsageError(f"MODEL {folder}: holds no config.json")
 
 
 @contextmanager
 def opened(
-    given: str | Path,
+    folder: str | Path,
     *,
     imports: Sequence[str] = (),
     device: str = "cpu",
     threads: int | None = None,
 ) -> Iterator[Model]:
-    """Load the model in the folder `given`, for the time of a with block."""
+    """Load the model in a folder, for the time of a with block."""
     import_all(imports)
-    path = Path(given)
+    path = Path(folder)
     from ..training.device import device_named, torch_threads
 
     place = device_named(device)
@@ -153,14 +155,14 @@ def load_model(path: Path, encoding: str | None = None) -> Any:
 
     import wavepe.hf  # noqa: F401 (registers the types wavepe_<family>)
 
-    given = {} if encoding is None else {"position_encoding": encoding}
+    options = {} if encoding is None else {"position_encoding": encoding}
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype="auto", output_loading_info=True, **given
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype="auto", output_loading_info=True, **options
         )
-        missing = [
-            key for key in found["missing_keys"] if not given or ".position_encoding." not in key
-        ]
+        missing = report["missing_keys"]
+        if encoding is not None:
+            missing = [key for key in missing if ".position_encoding." not in key]
         if missing:
             raise ValueError(f"its files lack {leading_names(sorted(missing))}")
     except Exception as error:  # raised by transformers, safetensors or torch

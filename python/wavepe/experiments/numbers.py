@@ -57,7 +57,7 @@ def reals(name: str, values: Any, most: float = math.inf) -> list[float]:
 
 
 def words(name: str, values: Any) -> list[Any]:
-    """Return the values, or the words of texts; UsageError if there are none."""
+    """Return the values, or the words of texts; UsageError without a value."""
     values = [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values
     parts = (x.replace(",", " ").split() if isinstance(x, str) else [x] for x in values)
     if not (split := [word for part in parts for word in part]):

@@ -50,8 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def rows_for(rows: str, train_length: int) -> list[str]:
     """Return the rows in a text, with numbers in place of LENGTH and LENGTH*factor."""
 
-    def number(found: re.Match[str]) -> str:
-        return str(train_length * int(found[1] or 1))
+    def number(match: re.Match[str]) -> str:
+        return str(train_length * int(match[1] or 1))
 
     return re.sub(r"LENGTH(?:\*(\d+))?", number, rows).split()
 

@@ -26,20 +26,20 @@ class Protocol:
         """
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
-        given = f"`{argument}` {text}"
+        place = f"`{argument}` {text}"
         if name not in PROTOCOLS:
-            raise UsageError(f"{given}: needs {', '.join(PROTOCOLS)}")
+            raise UsageError(f"{place}: needs {', '.join(PROTOCOLS)}")
         if (name == "whole" and sizes) or (name == "blocks" and slash):
             needs = "no window" if name == "whole" else "a window alone, as blocks:128"
-            raise UsageError(f"{given}: {name} takes {needs}")
+            raise UsageError(f"{place}: {name} takes {needs}")
         if name == "whole":
             return cls(name)
-        window = _size(given, first, 2) if first else train_length
+        window = _size(place, first, 2) if first else train_length
         if name == "blocks":
             return cls(name, window)
-        stride = _size(given, second, 1) if slash else max(1, window // 2)
+        stride = _size(place, second, 1) if slash else max(1, window // 2)
         if stride > window:
-            raise UsageError(f"{given}: needs a stride of at most the window, {window}")
+            raise UsageError(f"{place}: needs a stride of at most the window, {window}")
         return cls(name, window, stride)
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Protocol:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def _size(given: str, word: str, least: int) -> int:
+def _size(place: str, word: str, least: int) -> int:
     if not (word.isascii() and word.isdecimal() and int(word) >= least):
-        raise UsageError(f"{given}: needs an integer from {least} on, got {word!r}")
+        raise UsageError(f"{place}: needs an integer from {least} on, got {word!r}")
     return int(word)

@@ -32,7 +32,7 @@ _THREADS = 1
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """The results of `compare`. In a notebook it shows its tables.
+    """The results of `compare`. In a notebook they show their tables.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Results:
         """
         return [
             {**({"part": name} if name else {}), "encoding": row["encoding"], "seeds": row["seeds"],
-             **{int(length): found["mean"] for length, found in row["perplexity"].items()}}
+             **{int(length): x["mean"] for length, x in row["perplexity"].items()}}
             for name, content in self.parts.items()
             for row in content["summary"]
         ]  # fmt: skip
@@ -73,7 +73,7 @@ class Results:
         Raises
         ------
         ValueError
-            `part` is not a part of this comparison. A grid has no part "".
+            This comparison does not have the `part`. A grid has no part "".
         """
         if part not in self.parts:
             raise UsageError(f"part {part!r}: needs one of {', '.join(self.parts)}")
@@ -238,7 +238,7 @@ def compare(
     if out == "":
         raise UsageError("`out`: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
-    need_matplotlib("wavepe compare")  # now, and not after the training
+    need_matplotlib("wavepe compare")  # now, and not after the trainings
     try:
         return _run(parts, text, out, jobs, imports, device, threads, save_every, progress)
     except OSError as error:
@@ -249,7 +249,7 @@ def compare(
         raise
 
 
-# The arguments of `compare` that do not change the figures, or follow from others.
+# The arguments of `compare` that are not settings of their own.
 _RUNNING = ("data", "imports", "out", "jobs", "device", "threads", "save_every", "progress")
 
 

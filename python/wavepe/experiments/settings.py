@@ -116,7 +116,7 @@ def _need(condition: bool, message: str) -> None:
 
 
 def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
-    """Return the entry `name` of `known`; UsageError with all names for another name."""
+    """Return the entry `name` of `known`; UsageError with all names if it is missing."""
     if name not in known:
         raise UsageError(f"`{argument}` {name}: needs {', '.join(known)}{suggestion(name, known)}")
     return known[name]

@@ -100,7 +100,7 @@ def text_of(data: str, most: int) -> str:
 
 
 def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
-    """Return the text with its held-out part; None if `data` is not the text of a training."""
+    """Return the text with its held-out part; None if `data` is not a training text."""
     settings = model.comparison
     if settings is None:
         longest = longest if model.tokenizer is None else 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
+from ..common.files import new_file
 from .layers import spec_text
 
 MODULE = "modeling_wavepe"
@@ -45,40 +46,37 @@ def is_ours(reference: Any) -> bool:
     return isinstance(reference, str) and reference.rpartition("--")[2].startswith(f"{MODULE}.")
 
 
-def write_beside(
-    folder: str | os.PathLike,
-    config: Mapping[str, Any],
-    base: str = "",
-    perplexities: Mapping[str, float] | None = None,
-) -> None:
-    """Write the module and the model card beside a config.json.
+def write_beside(folder: str | os.PathLike, config: Mapping[str, Any], base: str = "") -> None:
+    """Write the module and the model card beside a config.json, whose content is `config`.
 
-    Parameters
-    ----------
-    folder : path
-    config : mapping
-        The content of config.json.
-    base : str
-        The name of the model that this one was made from; "" if it is not known.
-    perplexities : mapping of str to float, optional
-        The perplexity at each length.
+    `base` is the name of the model that this one was made from; "" if it is not known.
     """
     names = sorted(AUTO_CLASSES[config["model_type"]].values())
     module = Path(folder) / f"{MODULE}.py"
     module.write_text(_MODULE_TEXT + "".join(f"    {name},\n" for name in names) + ")\n", "utf-8")
-    card = Path(folder) / CARD
     try:
-        if not card.exists() or OURS in card.read_text("utf-8", "replace"):
-            card.write_text(model_card(config, base, perplexities), "utf-8")
+        _write_card(Path(folder), config, base)
     except OSError as error:  # a card is not worth a lost checkpoint
-        warnings.warn(f"wavepe could not write the model card {card}: {error}", stacklevel=2)
+        warnings.warn(f"wavepe could not write the model card in {folder}: {error}", stacklevel=2)
 
 
 def note_perplexities(folder: Path, spec: str, perplexities: Mapping[str, float]) -> None:
     """Write perplexities into the model card, if the folder's encoding is `spec`."""
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if config.get("position_encoding") == spec:
-        write_beside(folder, config, perplexities=perplexities)
+        _write_card(folder, config, perplexities=perplexities)
+
+
+def _write_card(
+    folder: Path,
+    config: Mapping[str, Any],
+    base: str = "",
+    perplexities: Mapping[str, float] | None = None,
+) -> None:
+    card = folder / CARD
+    if not card.exists() or OURS in card.read_text("utf-8", "replace"):
+        with new_file(card) as part:
+            part.write_text(model_card(config, base, perplexities), "utf-8")
 
 
 def model_card(

@@ -32,8 +32,8 @@ class Device:
     def label(self) -> str:
         """Return a text with the properties that figures depend on."""
         details = [self.gpu, f"autocast to {self._precision}" if self.autocast else None]
-        given = ", ".join(filter(None, details))
-        return f"{self.place.type} ({given})" if given else self.place.type
+        text = ", ".join(filter(None, details))
+        return f"{self.place.type} ({text})" if text else self.place.type
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def train(
     are finite.
     """
     model = model.to(device.place)
-    # The loss of a model that knows nothing is that of a guess among all tokens.
+    # At first the loss is that of a guess among all tokens.
     state = State(
         model, plan.optimizer(model, fused=True), plan.name, plan.seed, run,
         loss=math.log(model.config.vocab_size), devices=[device.label],
@@ -205,15 +205,12 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
     The signal does nothing else. A second one acts at once.
     """
     noted: list[Callable[[], Any]] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *TERMINATION_SIGNALS)}
-    # Not signals that are ignored, or that other code handles
-    handlers = {
-        number: handler
-        for number, handler in handlers.items()
-        if handler in (signal.default_int_handler, raise_interrupt)
-    }
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    numbers = (signal.SIGINT, *TERMINATION_SIGNALS)
+    raising = (signal.default_int_handler, raise_interrupt)  # others are ignored, or another code's
+    handlers: dict[int, Any] = {n: x for n in numbers if (x := signal.getsignal(n)) in raising}
 
     def restore() -> None:
         for number, handler in handlers.items():

@@ -114,7 +114,7 @@ _UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
 
 
 def check_training(training: Iterable[str]) -> None:
-    """Raise TypeError for a name that is not an argument of the training."""
+    """Raise TypeError for a name that TrainingArguments does not have."""
     known = _training_names() - _NAMES.keys()
     for name in training:
         if name.startswith(_UNREAD):
