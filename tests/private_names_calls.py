@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 NAMES = {
     "below_autograd": (torch._C, "_AutoDispatchBelowADInplaceOrView"),
-    "direct": (torch._ops.OpOverload, "_op"),
     "levels": (torch._C._functorch, "get_interpreter_stack"),
     "forward_mode": (torch.autograd, "forward_ad"),
     "assert_async": (torch, "_assert_async"),
@@ -35,8 +34,6 @@ def take_away(name, patch):
     if name == "forward_mode":  # whose functions need it themselves: without the private names
         public = {n: value for n, value in vars(forward_ad).items() if not n.startswith("_")}
         patch.setattr(place, attribute, types.SimpleNamespace(**public))
-    elif name == "direct":
-        place._op = hidden(lambda op: vars(op)["_op"], lambda op, value: vars(op).update(_op=value))
     elif name == "version":  # read at each call, so it stays away
         place._version = hidden(torch._C.TensorBase._version.__get__)
     else:
@@ -45,11 +42,10 @@ def take_away(name, patch):
 
 def is_replaced(name):
     """Return whether wavepe uses its replacement of this name."""
-    from wavepe.ops import _rope, _torch_private
+    from wavepe.ops import _torch_private
 
     return {
         "below_autograd": not _torch_private.CAN_GO_BELOW_AUTOGRAD,
-        "direct": _rope._DIRECT_ROPE is torch.ops.wavepe.rope.default,
         "levels": _torch_private.transformed is _torch_private.under_transforms,
         "forward_mode": _torch_private.transformed is _torch_private.under_transforms,
         "assert_async": _torch_private.assert_async is _torch_private._assert_now,
@@ -57,7 +53,7 @@ def is_replaced(name):
     }[name]
 
 
-def hidden(read, write=None):
+def hidden(read):
     """An attribute of torch's objects that torch finds and wavepe does not."""
 
     def found(x):
@@ -65,7 +61,7 @@ def hidden(read, write=None):
             raise AttributeError("this torch lacks it")
         return read(x)
 
-    return property(found, write)
+    return property(found)
 
 
 def results():

@@ -175,7 +175,7 @@ def test_slopes_of_any_float_type(variant):
 
 
 def test_a_call_without_gradients_takes_few_calls_in_python():
-    """A step of decoding makes such a call in each layer: what never changes is asked once."""
+    """A decoding step makes such a call in each layer, and asks nothing that never changes."""
     q, k, v = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
     table = ops.relative_table(torch.randn(300, 8))
     package, names = str(Path(ops.__file__).parents[1]), []

@@ -1,6 +1,5 @@
 """torch's compiler: wavepe does not import it, and marks its functions at the first trace."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import wavepe
@@ -22,9 +21,7 @@ print(*(name for name in sys.modules if name not in before and name.startswith("
 
 
 def test_import_brings_no_more_of_torch():
-    counter = {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # imports Triton
-    cheap = set() if find_spec("triton") else counter
-    assert set(output("-c", IMPORTED, **PATH).split()) == cheap
+    assert not output("-c", IMPORTED, **PATH).split()
 
 
 def test_the_first_trace_sets_the_marks():

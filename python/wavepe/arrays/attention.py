@@ -125,14 +125,14 @@ def attention(
     """
     p, first, beyond = ranged("p", p, first, beyond)
     bias, bias_first, bias_beyond = ranged("bias", bias, bias_first, bias_beyond)
-    given = {"q": q, "k": k, "v": v}
+    operands = {"q": q, "k": k, "v": v}
     if p is not None:
-        given["p"] = p
+        operands["p"] = p
     if q_rel is not None:
         if p is None:
             raise ValueError("q_rel needs a table p")
-        given["q_rel"] = q_rel
-    arrays = _promoted({name: _real(name, x) for name, x in given.items()})
+        operands["q_rel"] = q_rel
+    arrays = _promoted({name: _real(name, x) for name, x in operands.items()})
     _check_sizes(arrays)
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:

@@ -66,19 +66,19 @@ class Bias(NamedTuple):
     beyond: str = "zero"
 
 
-def ranged(name: str, given: Any, first: Any, beyond: Any) -> tuple[Any, Any, Any]:
+def ranged(name: str, table: Any, first: Any, beyond: Any) -> tuple[Any, Any, Any]:
     """Return array, first and beyond of a `Table` or `Bias`, or of an array with these two."""
-    if not isinstance(given, Table | Bias):
-        return given, first, beyond
+    if not isinstance(table, Table | Bias):
+        return table, first, beyond
     kind = Table if name == "p" else Bias
-    if not isinstance(given, kind):
-        raise TypeError(f"{name} must be an array or a {kind.__name__}, got {type(given).__name__}")
+    if not isinstance(table, kind):
+        raise TypeError(f"{name} must be an array or a {kind.__name__}, got {type(table).__name__}")
     if not (first == 0 and beyond == "zero"):
         raise ValueError(
-            f"{name} is a {type(given).__name__}, which has its own first and beyond; got "
+            f"{name} is a {type(table).__name__}, which has its own first and beyond; got "
             f"first={first!r} and beyond={beyond!r} too"
         )
-    return tuple(given)
+    return tuple(table)
 
 
 def relative_bias(
@@ -197,11 +197,11 @@ def rows_at(deltas: np.ndarray, rows: np.ndarray, first: int, beyond: str, axis:
         shape = list(rows.shape)
         shape[axis] = len(place)
         return np.zeros_like(rows, shape=shape)
-    found = rows.take(place.clip(0, count - 1), axis)
+    selected = rows.take(place.clip(0, count - 1), axis)
     if beyond == "zero":
         outside = (place < 0) | (place >= count)
-        found[(..., outside, slice(None)) if axis == -2 else (..., outside)] = 0
-    return found
+        selected[(..., outside, slice(None)) if axis == -2 else (..., outside)] = 0
+    return selected
 
 
 def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) -> tuple[int, int]:

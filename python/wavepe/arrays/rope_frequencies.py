@@ -89,12 +89,12 @@ def rope_frequencies(
     dim = checks.integer("dim", dim, 1)
     length = None if length is None else checks.integer("length", length, 1)
     max_length = None if max_length is None else checks.integer("max_length", max_length, 1)
-    given, cautions = standard_parameters(scaling, max_length)
+    parameters, cautions = standard_parameters(scaling, max_length)
     for caution in cautions:
         warnings.warn(caution, stacklevel=2)
-    kind = given["rope_type"]
-    check_parameters(kind, given)
-    case = _Case(dim, base_of(theta, given.get("rope_theta")), given, length, max_length)
+    kind = parameters["rope_type"]
+    check_parameters(kind, parameters)
+    case = _Case(dim, base_of(theta, parameters.get("rope_theta")), parameters, length, max_length)
     with np.errstate(all="ignore"):
         inv_freq, factor = ROPE_TYPES[kind].formula(case)
     if not (np.isfinite(inv_freq).all() and math.isfinite(factor)):
@@ -108,15 +108,10 @@ def rope_frequencies(
 def standard_parameters(
     scaling: Mapping[str, Any] | None, max_length: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `scaling` in standard form, and warnings about it.
+    """Return `scaling` in standard form, and texts of warnings that the caller shows.
 
-    Returns
-    -------
-    given : dict
-        "rope_type", and the checked values of the keys that this type knows. Values that follow
-        from `max_length` are filled in. No value is None.
-    cautions : list of str
-        Texts of warnings for the caller to show.
+    The form holds "rope_type", and the checked values of the keys that this type knows. Values that
+    follow from `max_length` are filled in. No value is None.
     """
     if scaling is None:
         scaling = {}
@@ -129,28 +124,29 @@ def standard_parameters(
         raise ValueError(
             f"scaling must be the dict of one layer type, got a dict for each of {layers}"
         )
-    given = {key: value for key, value in scaling.items() if value is not None}
+    parameters = {key: value for key, value in scaling.items() if value is not None}
     kind = checks.choice(
-        "rope_type", given.pop("rope_type", given.get("type", "default")), ROPE_TYPES
+        "rope_type", parameters.pop("rope_type", parameters.get("type", "default")), ROPE_TYPES
     )
-    given.pop("type", None)
-    unknown = [key for key in given if key not in known_keys(kind)]
+    parameters.pop("type", None)
+    unknown = [key for key in parameters if key not in known_keys(kind)]
     cautions = []
     if unknown:
         keys = ", ".join(sorted(map(str, unknown)))
         cautions.append(f"unknown keys in scaling for rope_type {kind!r}: {keys}")
-    given = {k: PARAMETERS[k](k, value) for k, value in given.items() if k not in unknown}
-    if given.get("factor", 1) < 1:
-        cautions.append(f"factor is {given['factor']}; below 1 it shortens the context")
-    if given.get("beta_fast", 32) < given.get("beta_slow", 1):
-        pair = f"beta_fast {given.get('beta_fast', 32)}, beta_slow {given.get('beta_slow', 1)}"
+    parameters = {k: PARAMETERS[k](k, value) for k, value in parameters.items() if k not in unknown}
+    if parameters.get("factor", 1) < 1:
+        cautions.append(f"factor is {parameters['factor']}; below 1 it shortens the context")
+    fast, slow = parameters.get("beta_fast", 32), parameters.get("beta_slow", 1)
+    if fast < slow:
+        pair = f"beta_fast {fast}, beta_slow {slow}"
         cautions.append(f"beta_fast should be above beta_slow, got {pair}")
     if max_length is not None and ORIGINAL in ROPE_TYPES[kind].required:
-        original = given.setdefault(ORIGINAL, float(max_length))
+        original = parameters.setdefault(ORIGINAL, float(max_length))
         # DeepSeek-V3 gives factor as None. Without the key, yarn has no factor and is refused.
         if kind == "longrope" or (kind == "yarn" and "factor" in scaling):
-            given.setdefault("factor", max_length / original)
-    return {"rope_type": kind, **given}, cautions
+            parameters.setdefault("factor", max_length / original)
+    return {"rope_type": kind, **parameters}, cautions
 
 
 def rotated_part(inv_freq: np.ndarray, fraction: float) -> np.ndarray:
@@ -160,32 +156,32 @@ def rotated_part(inv_freq: np.ndarray, fraction: float) -> np.ndarray:
     return np.where(np.arange(inv_freq.size) < int(fraction * inv_freq.size), inv_freq, 0.0)
 
 
-def check_parameters(kind: str, given: Mapping[str, Any], *, later: Sequence[str] = ()) -> None:
+def check_parameters(
+    kind: str, parameters: Mapping[str, Any], *, later: Sequence[str] = ()
+) -> None:
     """Raise ValueError if a key that the type needs is missing, or if values contradict each other.
 
-    Parameters
-    ----------
-    kind : str
-        The rope type.
-    given : mapping
-        Its parameters. Each value alone has been checked.
-    later : sequence of str
-        Keys that may be missing, because they are filled in later.
+    Each value alone has been checked. Keys in `later` are filled in later, and may be missing.
     """
-    missing = [key for key in ROPE_TYPES[kind].required if key not in given and key not in later]
+    missing = [
+        key for key in ROPE_TYPES[kind].required if key not in parameters and key not in later
+    ]
     if missing:
         instead = " or max_length (trained_length of an encoding)" * (missing == [ORIGINAL])
         raise ValueError(f"rope_type {kind!r} needs {', '.join(missing)}{instead}")
-    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
-        raise ValueError(
-            f"high_freq_factor must be above low_freq_factor, got {given['high_freq_factor']} and "
-            f"{given['low_freq_factor']}"
-        )
-    if kind == "longrope" and len(given["short_factor"]) != len(given["long_factor"]):
-        raise ValueError(
-            f"short_factor and long_factor must each have one value per pair, got "
-            f"{len(given['short_factor'])} and {len(given['long_factor'])} values"
-        )
+    if kind == "llama3":
+        high, low = parameters["high_freq_factor"], parameters["low_freq_factor"]
+        if high <= low:
+            raise ValueError(
+                f"high_freq_factor must be above low_freq_factor, got {high} and {low}"
+            )
+    if kind == "longrope":
+        short, long = len(parameters["short_factor"]), len(parameters["long_factor"])
+        if short != long:
+            raise ValueError(
+                "short_factor and long_factor must each have one value per pair, got "
+                f"{short} and {long} values"
+            )
 
 
 def known_keys(kind: str) -> tuple[str, ...]:
@@ -213,14 +209,14 @@ class _Case(NamedTuple):
 
     dim: int
     theta: float
-    given: Mapping[str, Any]
+    parameters: Mapping[str, Any]
     length: int | None
     max_length: int | None
 
     @property
     def rotary_dim(self) -> int:
         """The size of the rotated part of the head."""
-        size = int(self.dim * self.given.get("partial_rotary_factor", 1.0))
+        size = int(self.dim * self.parameters.get("partial_rotary_factor", 1.0))
         if size + size % 2 > self.dim:
             raise ValueError(f"dim must be even where the whole head rotates, got {self.dim}")
         return size
@@ -238,7 +234,7 @@ def _default(case: _Case) -> tuple[np.ndarray, float]:
 
 def _linear(case: _Case) -> tuple[np.ndarray, float]:
     """Return position interpolation: every position is divided by the factor."""
-    return case.powers() / case.given["factor"], 1.0
+    return case.powers() / case.parameters["factor"], 1.0
 
 
 def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
@@ -251,7 +247,7 @@ def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
     size = case.rotary_dim
     if size <= 2:
         raise ValueError(f"rope_type 'dynamic' needs more than 2 rotated dims, got {size}")
-    factor, length = case.given["factor"], max(case.length or 0, case.max_length)
+    factor, length = case.parameters["factor"], max(case.length or 0, case.max_length)
     growth = factor * length / case.max_length - (factor - 1)
     theta = float(np.float64(case.theta) * np.float64(growth) ** (size / (size - 2)))
     if not math.isfinite(theta):
@@ -261,40 +257,40 @@ def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
 
 def _yarn(case: _Case) -> tuple[np.ndarray, float]:
     """Return YaRN [Y]: fast pairs stay, slow pairs are interpolated, with a ramp between them."""
-    given, size = case.given, case.rotary_dim
-    factor, plain = given["factor"], case.powers()
+    parameters, size = case.parameters, case.rotary_dim
+    factor, plain = parameters["factor"], case.powers()
     if case.theta == 1:
         raise ValueError("rope_type 'yarn' needs a base other than 1, got theta 1")
 
     def pair_with_turns(turns: float) -> float:
         """Return the index of the pair that makes `turns` turns within the original length."""
-        wavelength = given[ORIGINAL] / (turns * 2 * math.pi)
+        wavelength = parameters[ORIGINAL] / (turns * 2 * math.pi)
         return size * math.log(wavelength) / (2 * math.log(case.theta))
 
-    low = pair_with_turns(given.get("beta_fast", 32.0))
-    high = pair_with_turns(given.get("beta_slow", 1.0))
-    if given.get("truncate", True):
+    low = pair_with_turns(parameters.get("beta_fast", 32.0))
+    high = pair_with_turns(parameters.get("beta_slow", 1.0))
+    if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     if low == high:
         high += 0.001
     interpolated = np.clip((np.arange(plain.size) - low) / (high - low), 0.0, 1.0)
     inv_freq = plain / factor * interpolated + plain * (1 - interpolated)
-    return inv_freq, _yarn_attention(given)
+    return inv_freq, _yarn_attention(parameters)
 
 
-def _yarn_attention(given: Mapping[str, Any]) -> float:
+def _yarn_attention(parameters: Mapping[str, Any]) -> float:
     """Return attention_factor if given; otherwise compute it from mscale and mscale_all_dim.
 
     Both are needed and must not be 0; otherwise they are ignored.
     """
-    if "attention_factor" in given:
-        return given["attention_factor"]
+    if "attention_factor" in parameters:
+        return parameters["attention_factor"]
 
     def scaled(mscale: float) -> float:
-        return 0.1 * mscale * math.log(max(given["factor"], 1.0)) + 1.0
+        return 0.1 * mscale * math.log(max(parameters["factor"], 1.0)) + 1.0
 
-    mscale, mscale_all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if not (mscale and mscale_all_dim):
         return scaled(1.0)
     if scaled(mscale_all_dim) == 0:
@@ -308,32 +304,32 @@ def _longrope(case: _Case) -> tuple[np.ndarray, float]:
     There is one list of factors for short sequences, and one for sequences beyond the original
     length.
     """
-    given, plain = case.given, case.powers()
-    longer = case.length is not None and case.length > given[ORIGINAL]
+    parameters, plain = case.parameters, case.powers()
+    longer = case.length is not None and case.length > parameters[ORIGINAL]
     name = "long_factor" if longer else "short_factor"
-    divisors = np.array(given[name])
+    divisors = np.array(parameters[name])
     if divisors.shape != plain.shape:
         raise ValueError(
             f"{name} must have one value per pair, {plain.size} for head size {case.dim}; got "
             f"{divisors.size}"
         )
-    return plain / divisors, _longrope_attention(given)
+    return plain / divisors, _longrope_attention(parameters)
 
 
-def _longrope_attention(given: Mapping[str, Any]) -> float:
+def _longrope_attention(parameters: Mapping[str, Any]) -> float:
     """Return attention_factor if given; otherwise compute it from the growth of the context."""
-    if "attention_factor" in given:
-        return given["attention_factor"]
-    if "factor" not in given:
+    if "attention_factor" in parameters:
+        return parameters["attention_factor"]
+    if "factor" not in parameters:
         raise ValueError(
             "rope_type 'longrope' needs factor, attention_factor or max_length (trained_length of "
             "an encoding)"
         )
-    if given["factor"] <= 1:
+    if parameters["factor"] <= 1:
         return 1.0
-    if given[ORIGINAL] <= 1:
-        raise ValueError(f"{ORIGINAL} must be above 1, got {given[ORIGINAL]}")
-    return math.sqrt(1 + math.log(given["factor"]) / math.log(given[ORIGINAL]))
+    if parameters[ORIGINAL] <= 1:
+        raise ValueError(f"{ORIGINAL} must be above 1, got {parameters[ORIGINAL]}")
+    return math.sqrt(1 + math.log(parameters["factor"]) / math.log(parameters[ORIGINAL]))
 
 
 def _llama3(case: _Case) -> tuple[np.ndarray, float]:
@@ -342,11 +338,11 @@ def _llama3(case: _Case) -> tuple[np.ndarray, float]:
     Pairs with fewer turns than low_freq_factor are divided by the factor. Pairs with more turns
     than high_freq_factor stay. Between the two, the scaling changes linearly.
     """
-    given, plain = case.given, case.powers()
-    low, high = given["low_freq_factor"], given["high_freq_factor"]
-    turns = given[ORIGINAL] * plain / (2 * math.pi)
+    parameters, plain = case.parameters, case.powers()
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters[ORIGINAL] * plain / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - kept) * plain / given["factor"] + kept * plain, 1.0
+    return (1 - kept) * plain / parameters["factor"] + kept * plain, 1.0
 
 
 def _proportional(case: _Case) -> tuple[np.ndarray, float]:
@@ -354,13 +350,13 @@ def _proportional(case: _Case) -> tuple[np.ndarray, float]:
 
     The exponent has the whole head size as its denominator.
     """
-    dim, given = case.dim, case.given
+    dim, parameters = case.dim, case.parameters
     if dim % 2:
         raise ValueError(f"rope_type 'proportional' needs an even head size, got {dim}")
-    rotated = int(given.get("partial_rotary_factor", 1.0) * dim // 2)
+    rotated = int(parameters.get("partial_rotary_factor", 1.0) * dim // 2)
     inv_freq = np.zeros(dim // 2)
     inv_freq[:rotated] = case.theta ** (-np.arange(0, 2 * rotated, 2) / dim)
-    return inv_freq / given.get("factor", 1.0), 1.0
+    return inv_freq / parameters.get("factor", 1.0), 1.0
 
 
 class RopeType(NamedTuple):

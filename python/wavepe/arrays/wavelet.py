@@ -95,15 +95,7 @@ def wavelet_grid(
 
 
 def check_kind(label: str, value: Any) -> str:
-    """Return `value` if it names a wavelet: built in, registered, or discrete in PyWavelets.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `value` names no wavelet.
-    ImportError
-        If the wavelet needs PyWavelets, which is not installed.
-    """
+    """Return `value` if it names a wavelet: built in, registered, or discrete in PyWavelets."""
     if isinstance(value, str) and value not in KINDS and wavelet_pywt.is_family(value):
         return wavelet_pywt.check_family(label, value)
     known = (*KINDS, *wavelet_registered.names())

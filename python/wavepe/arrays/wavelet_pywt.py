@@ -31,15 +31,7 @@ def is_family(name: object) -> bool:
 
 
 def check_family(label: str, name: str) -> str:
-    """Return `name` if PyWavelets has that member of the family.
-
-    Raises
-    ------
-    ImportError
-        If PyWavelets is not installed.
-    ValueError
-        If the family has no member of that name.
-    """
+    """Return `name` if PyWavelets has that member of the family."""
     discrete = _pywt(name).wavelist(kind="discrete")
     members = [other for other in discrete if _family(other) == _family(name)]
     if name not in members:
@@ -62,20 +54,7 @@ def check_levels(label: str, levels: np.ndarray) -> np.ndarray:
 def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """Return sample number t - shift of the psi of level `scale`, and 0 outside the samples.
 
-    Parameters
-    ----------
-    kind : str
-        A member of a family, as `check_family` accepts it.
-    t : array (w,), float64
-        Whole numbers.
-    scale : array (dim,), float64
-        Levels.
-    shift : array (dim,), float64
-        Whole numbers.
-
-    Returns
-    -------
-    array (w, dim), float64
+    t is (w,), levels and shifts are (dim,), all whole numbers in float64. The table is (w, dim).
     """
     levels = check_levels(f"{kind}: scales", scale)
     with np.errstate(invalid="ignore"):

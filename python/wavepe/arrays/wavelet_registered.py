@@ -116,11 +116,7 @@ def note_registration() -> None:
 
 
 def registrations() -> int:
-    """Return the number of registrations so far.
-
-    A cache whose keys are specs is valid for one such number: afterwards a spec may mean something
-    else.
-    """
+    """Return the number of registrations so far: after another one a spec may mean something else."""
     return _registrations
 
 
@@ -138,14 +134,6 @@ def table_gradients(
     """Return the gradients of scale and shift for `grad`, the gradient of `table`'s result.
 
     dpsi/dshift = -psi'(u)/scale and dpsi/dscale = -u psi'(u)/scale.
-
-    Parameters
-    ----------
-    grad : array (w, dim), float64
-
-    Returns
-    -------
-    (grad_scale, grad_shift) : arrays (dim,), float64
     """
     u, scale = _arguments(t, scale, shift)
     with np.errstate(all="ignore"):

@@ -71,43 +71,32 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention whose scores depend on the distance of query and key.
 
-    ``score[i, j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * abs(delta)
-    + bias[delta - bias_first]``, where ``delta = i + offset - j`` is the distance from key j to
-    query i, and r is q_rel or q. With a softcap, the score becomes
-    ``softcap * tanh(score / softcap)``. One fused kernel computes the result, and another one the
-    gradients. Neither makes a tensor of size (m, n): memory grows with m + n.
+    The scores are those of `wavepe.attention`, and with a softcap ``softcap * tanh(score /
+    softcap)``. One fused kernel computes the result, and another one the gradients. Neither makes a
+    tensor of size (m, n): memory grows with m + n.
 
     Parameters
     ----------
-    q : Tensor (B, H, m, d)
-        Queries of float32, float64, bfloat16 or float16, with any strides. Differentiable.
-    k : Tensor (B, Hk, n, d), q's dtype
-        Keys. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
-        Differentiable.
-    v : Tensor (B, Hk, n, dv), q's dtype
-        Values of the keys. Differentiable.
+    q, k, v : Tensor (B, H, m, d), (B, Hk, n, d) and (B, Hk, n, dv)
+        float32, float64, bfloat16 or float16, with any strides. H is a multiple of Hk, and query
+        head h reads key head h // (H / Hk). Differentiable.
     p : Tensor (w, c) or (H, w, c) of q's dtype, or Table, or RelativeTable, optional
-        The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A
-        `wavepe.Table` has its own first and beyond, and its p may be a NumPy array. So does the
-        `RelativeTable` that `relative_table` returns, which is faster for a constant table.
-    first : int
-        The delta of the table's first row.
-    beyond : "zero" or "edge"
-        What stands for a row outside the table: zeros, or the nearest row.
+        A tensor is differentiable. `relative_table` returns a `RelativeTable`, which is faster for
+        a constant table. A `wavepe.Table` may hold a NumPy array.
     q_rel : Tensor (B, H, m, c), q's dtype, optional
-        The factor r of the table in place of q. A small c makes the table's products cheap.
         Differentiable.
     slopes : Tensor (H,), any float dtype, optional
-        ALiBi's slope of each head. Not differentiable.
-    causal : bool
-        Hide keys with delta < 0.
+        Not differentiable.
+    bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), or Bias, optional
+        It is added before the softcap. Differentiable.
+    sinks : Tensor (H,), any float dtype, optional
+        Neither scaled nor capped. Differentiable.
+    first, beyond, bias_first, bias_beyond, causal, scale, return_lse
+        As in `wavepe.attention`.
     window : int, optional
         Hide keys with delta >= window, also if `causal` is False.
     softcap : float, optional
         A bound for the scores, from 1e-30 to 1e30 (for float64 from 1e-300 to 1e300).
-    scale : float, optional
-        The factor on the products; None is d^-1/2.
     offset : int or integer Tensor (), (1,) or (B,), optional
         The position of query 0, counted from key 0. None is n - m: the last query and the last key
         belong to the same token.
@@ -121,27 +110,13 @@ def attention(
     dropout_p : float
         The probability that a weight is dropped, from 0 to 1. The seed comes from torch's
         generator.
-    return_lse : bool
-        Whether to return lse as well.
-    bias : Tensor (w',) or (H, w'), float32 (float64 for float64 q), or Bias, optional
-        A number for each delta, or for each head and delta. It is added to the score before the
-        softcap, and not scaled. Element r belongs to delta = bias_first + r. Differentiable. A
-        `wavepe.Bias` has its own first and beyond.
-    bias_first : int
-        The delta of the first element of `bias`. It is independent of `first`.
-    bias_beyond : "zero" or "edge"
-        What stands for an element outside `bias`: zero, or the nearest element.
-    sinks : Tensor (H,), any float dtype, optional
-        One more score for each head, which has no value: exp(sink) is added to the sum that divides
-        the weights. It is neither scaled nor capped. -inf means none. Differentiable.
 
     Returns
     -------
     out : Tensor (B, H, m, dv), q's dtype
         The attention output. It is 0 for a query that sees no key.
     lse : Tensor (B, H, m), float32 (float64 for float64), only with `return_lse`
-        The logarithm of the sum of exp(score) over the keys and the sink. For a query that sees no
-        key it is the sink, or -inf without one. Differentiable. `merge_attention` takes it.
+        As in `wavepe.attention`. Differentiable. `merge_attention` takes it.
 
     Raises
     ------
@@ -156,12 +131,6 @@ def attention(
     Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` and `sinks`
     become float32. torch.func and forward mode run torch's own operators, whose memory grows with
     m n.
-
-    References
-    ----------
-    Tables: Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004; Shaw et al., 2018, arXiv 1803.02155; Dai et al., "Transformer-XL", 2019,
-    arXiv 1901.02860. Slopes: Press et al., ALiBi, 2022, arXiv 2108.12409.
 
     Examples
     --------

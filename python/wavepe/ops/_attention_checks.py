@@ -101,14 +101,14 @@ def check_arguments(call: Arguments) -> None:
     """
     q, k, v, p, bias = call.q, call.k, call.v, call.p, call.bias
     names = ("p", "offset", *OPTIONAL)
-    given = {name: x for name in names if (x := getattr(call, name)) is not None}
-    check_device(q=q, k=k, v=v, **given)
+    tensors = {name: x for name in names if (x := getattr(call, name)) is not None}
+    check_device(q=q, k=k, v=v, **tensors)
     check_dtype("q", q)
     _check_sizes(q, k, v)
-    _check_dtypes({"q": q, "k": k, "v": v, **given})
+    _check_dtypes({"q": q, "k": k, "v": v, **tensors})
     check_choice("beyond", call.beyond, BEYOND)
     check_choice("bias_beyond", call.bias_beyond, BEYOND)
-    _check_shapes(q, k.shape[2], given)
+    _check_shapes(q, k.shape[2], tensors)
     if p is not None and call.beyond == "edge":
         check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
     if bias is not None and call.bias_beyond == "edge":
@@ -138,9 +138,9 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
         check(False, f"q (B, H, m, d), k (B, Hk, n, d), v (B, Hk, n, dv), Hk | H needed, got {got}")
 
 
-def _check_dtypes(given: dict[str, Tensor]) -> None:
-    q = given["q"]
-    for name, x in given.items():
+def _check_dtypes(tensors: dict[str, Tensor]) -> None:
+    q = tensors["q"]
+    for name, x in tensors.items():
         if name in ("k", "v", "p", "q_rel") and x.dtype != q.dtype:
             check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
         if name in ("bias", "sinks") and x.dtype != wide(q):
@@ -152,14 +152,14 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
             check_mask(x)
 
 
-def _check_shapes(q: Tensor, keys: int, given: dict[str, Tensor]) -> None:
+def _check_shapes(q: Tensor, keys: int, tensors: dict[str, Tensor]) -> None:
     batch, heads, queries, d = q.shape
-    p = given.get("p")
-    if "q_rel" in given and p is None:
+    p = tensors.get("p")
+    if "q_rel" in tensors and p is None:
         check(False, "q_rel needs a table p")
     c = p.shape[-1] if p is not None and p.dim() else d
     w, w_bias = (x.shape[axis] if x is not None and x.dim() >= -axis else 0
-                 for x, axis in ((p, -2), (given.get("bias"), -1)))  # fmt: skip
+                 for x, axis in ((p, -2), (tensors.get("bias"), -1)))  # fmt: skip
     over_keys: tuple[tuple[int, ...], ...] = ((batch, keys), (1, keys))
     allowed: dict[str, tuple[tuple[int, ...], ...]] = {
         "p": ((w, c), (heads, w, c)),
@@ -172,11 +172,11 @@ def _check_shapes(q: Tensor, keys: int, given: dict[str, Tensor]) -> None:
         "segments": over_keys,
         "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
     }
-    for name, x in given.items():
+    for name, x in tensors.items():
         if not any(tuple(x.shape) == shape for shape in allowed[name]):
             listed = " or ".join(map(str, dict.fromkeys(allowed[name])))
             check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
-    if c != d and "q_rel" not in given:
+    if c != d and "q_rel" not in tensors:
         check(False, f"p of size {c} with q of head size {d} needs q_rel of size {c}")
-    if "segments" in given and queries != keys:
+    if "segments" in tensors and queries != keys:
         check(False, f"segments need m = n, got {queries} queries and {keys} keys")

@@ -50,9 +50,9 @@ def attention_in_graph(
     # On a GPU a tensor on the CPU would keep the graph out of a CUDA graph.
     if not (usual or torch.compiler.is_exporting()) and call.q.device.type == "cpu":
         one = torch.ones((), dtype=torch.float64)  # only its products keep symbols
-        given = (call.scale, call.softcap, call.dropout_p)
-        numbers = torch.stack([one * x for x in given if x is not None])
-        scale, softcap = (None if x is None else 1.0 for x in given[:2])
+        values = (call.scale, call.softcap, call.dropout_p)
+        numbers = torch.stack([one * x for x in values if x is not None])
+        scale, softcap = (None if x is None else 1.0 for x in values[:2])
         call = call._replace(scale=scale, softcap=softcap, dropout_p=0.0)
     if numbers is None and not name:
         return _FORWARD(*call)

@@ -62,6 +62,15 @@ def wide(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def reduce_angles(angles: torch.Tensor) -> torch.Tensor:
+    """Return angles of float64 less whole turns, at most pi in size, in a form that ONNX has.
+
+    Few runtimes have a cosine of float64. A turn is a tensor, because ONNX makes numbers float32.
+    """
+    turn = torch.tensor(2 * math.pi, dtype=torch.float64, device=angles.device)
+    return angles - turn * torch.round(angles / turn)
+
+
 def has_autocast(kind: str) -> bool:
     """Tell whether devices of this kind have an autocast.
 
@@ -92,7 +101,7 @@ def check_tensors(**tensors: torch.Tensor) -> None:
 
 def with_range(
     name: str,
-    given: Any,
+    table: Any,
     first: Any,
     beyond: Any,
     like: torch.Tensor | None = None,
@@ -103,11 +112,11 @@ def with_range(
     Rows in a NumPy array become a tensor of `dtype` on the device of `like`, if that is given.
     """
     kind = Table if name == "p" else Bias
-    if not isinstance(given, kind):
-        got = type(given).__name__
+    if not isinstance(table, kind):
+        got = type(table).__name__
         check(False, f"{name} must be a torch.Tensor, got {got}; pass {kind.__name__}(*{name})")
     try:
-        rows, first, beyond = ranged(name, given, first, beyond)
+        rows, first, beyond = ranged(name, table, first, beyond)
     except ValueError as error:
         check(False, str(error))
     if like is not None and isinstance(rows, np.ndarray):
@@ -117,8 +126,8 @@ def with_range(
 
 def check_dtype(name: str, x: torch.Tensor, known: Collection[torch.dtype] = FLOATS) -> None:
     names = ", ".join(str(d).removeprefix("torch.") for d in known)
-    given = str(x.dtype).removeprefix("torch.")
-    check(x.dtype in known, f"{name} must be one of {names}; got {given}")
+    got = str(x.dtype).removeprefix("torch.")
+    check(x.dtype in known, f"{name} must be one of {names}; got {got}")
 
 
 def check_device(**tensors: torch.Tensor) -> None:
@@ -194,14 +203,14 @@ class _Library(torch.library.Library):
     """A library whose kernels raise if forward mode would lose a tangent."""
 
     def impl(self, op_name: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
-        def guarded(*given: Any, **named: Any) -> Any:
+        def guarded(*arguments: Any, **named: Any) -> Any:
             if under_transforms():
                 check(
-                    not any(map(_has_tangent, given)),
+                    not any(map(_has_tangent, arguments)),
                     f"torch.ops.wavepe.{op_name} has no forward mode: call the function of "
                     "wavepe.ops, which has one for differentiable arguments",
                 )
-            return fn(*given, **named)
+            return fn(*arguments, **named)
 
         super().impl(op_name, guarded, *args, **options)
 

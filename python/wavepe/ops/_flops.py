@@ -23,45 +23,35 @@ _NAME = len(Arguments._fields)  # place of the name of a table in `attention_in_
 _ALL = math.inf  # rows of a table that has one for each distance
 
 
-def _attention(q: Any, k: Any, v: Any, p: Any = None, *_: Any, **__: Any) -> int:
-    each, relative = _of_pairs(q, k, p)
+def _attention(q: Any, k: Any, v: Any, *more: Any, p: Any = None, **_: Any) -> int:
+    each, relative = _of_pairs(*_shapes((q, k, v, *more, *([] if more else [p]))))
     return each * (q[-1] + v[-1]) + relative
 
 
-def _attention_backward(
-    grad: Any, grad_lse: Any, out: Any, lse: Any, *given: Any, **__: Any
-) -> int:
-    q, k, v, p = (*given, None)[:4]
-    wants_table = len(given) > len(Arguments._fields) and given[len(Arguments._fields)]
-    return _gradients(q, k, v, p, 3 if wants_table else 2)
+def _attention_backward(*arguments: Any, **_: Any) -> int:
+    call = arguments[4:]
+    return _gradients(call, p_grad=any(call[_NAME : _NAME + 1]))
 
 
-def _attention_in_graph(q: Any, k: Any, v: Any, p: Any = None, *rest: Any, **_: Any) -> int:
-    return _attention(q, k, v, _table(q, p, rest))
+def _attention_in_graph_backward(*arguments: Any, **_: Any) -> int:
+    p_grad, _, *call = arguments[4:]
+    return _gradients(tuple(call), p_grad)
 
 
-def _attention_in_graph_backward(
-    grad: Any, grad_lse: Any, out: Any, lse: Any, p_grad: Any, bias_grad: Any, *given: Any, **_: Any
-) -> int:
-    q, k, v, p = (*given, None)[:4]
-    return _gradients(q, k, v, _table(q, p, given[4:]), 3 if p_grad else 2)
+def _shapes(call: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """Return the shapes of q, k and the table: that of p, or of the one with a name."""
+    q, k, _, p = (*call, None)[:4]
+    name, q_rel = (*call[_NAME:], None)[0], (*call[_Q_REL:], None)[0]
+    if isinstance(name, str) and name:
+        p = _ALL, (q if q_rel is None else q_rel)[-1]
+    return q, k, p
 
 
-def _table(q: Any, p: Any, after_p: Any) -> Any:
-    """Return the shape of the table: that of p, or of the one whose name is among the arguments."""
-    if not any(after_p[_NAME - 4 :][:1]):
-        return p
-    q_rel = after_p[_Q_REL - 4]
-    return _ALL, (q if q_rel is None else q_rel)[-1]
-
-
-def _gradients(q: Any, k: Any, v: Any, p: Any, relatives: int) -> int:
-    """Return the FLOPs of the scores, once more, and of all gradients.
-
-    `relatives` is how many products have the size of q p^T.
-    """
-    each, relative = _of_pairs(q, k, p)
-    return each * (3 * q[-1] + 2 * v[-1]) + relatives * relative
+def _gradients(call: tuple[Any, ...], p_grad: bool) -> int:
+    """Return the FLOPs of the scores, once more, and of all gradients."""
+    each, relative = _of_pairs(*_shapes(call))
+    q, _, v = call[:3]
+    return each * (3 * q[-1] + 2 * v[-1]) + (3 if p_grad else 2) * relative
 
 
 def _of_pairs(q: Any, k: Any, p: Any) -> tuple[int, int]:
@@ -88,7 +78,7 @@ def _rope_qk(q: Any, k: Any, cos: Any, *_: Any, **__: Any) -> int:
 _FORMULAS: dict[str, Any] = {
     "attention_forward": _attention,
     "attention_backward": _attention_backward,
-    "attention_in_graph": _attention_in_graph,
+    "attention_in_graph": _attention,
     "attention_in_graph_backward": _attention_in_graph_backward,
     "relative_bias": _relative_bias,
     "rope": _rope,

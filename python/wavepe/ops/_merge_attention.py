@@ -84,15 +84,15 @@ def merge_attention(
     return out, torch.where(nothing, -math.inf, shift + torch.log(total))
 
 
-def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
-    if isinstance(given, Tensor):
-        if given.dim() == 0:
+def _parts(name: str, parts: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
+    if isinstance(parts, Tensor):
+        if parts.dim() == 0:
             check(False, f"{name} must be a sequence of tensors, or one with the parts on axis 0")
-        return given.unbind()
+        return parts.unbind()
     try:
-        return tuple(given)
+        return tuple(parts)
     except TypeError:
-        kind = type(given).__name__
+        kind = type(parts).__name__
         raise RuntimeError(f"wavepe: {name} must be a sequence of tensors, got {kind}") from None
 
 

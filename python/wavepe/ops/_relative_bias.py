@@ -25,12 +25,11 @@ from ._common import (
 )
 from ._compiler import is_compiling, traced
 from ._scores import clamped, take_rows
-from ._torch_private import below_autograd, direct, transformed
+from ._torch_private import below_autograd, transformed
 
 _ops = torch.ops.wavepe
 _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default
 _BIAS = _ops.relative_bias.default
-_DIRECT_BIAS = direct(_BIAS)
 _REAL = (torch.float32, torch.float64)
 
 
@@ -38,25 +37,16 @@ _REAL = (torch.float32, torch.float64)
 def relative_bias(
     q: Tensor, p: Tensor | Table, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
-    """Return the relative term of attention scores, query times table row of the distance.
-
-    ``out[i, j] = q[i] . p[delta - first]``, where ``delta = i + (n - m) - j`` is the distance from
-    key j to query i. The last query and the last key belong to the same token. Nothing is scaled
-    or masked.
+    """Return the relative term of attention scores, as `wavepe.relative_bias`, differentiable.
 
     Parameters
     ----------
     q : Tensor (..., m, d), float32, float64, bfloat16 or float16
         Queries. bfloat16 and float16 are computed in float32 and rounded once.
     p : Tensor (w, d), or (H, w, d) for q (..., H, m, d), or Table
-        The table, in q's dtype. Row r belongs to delta = first + r. A `wavepe.Table` has
-        its own first and beyond.
-    keys : int
-        The number n of keys.
-    first : int
-        The delta of the table's first row.
-    beyond : "zero" or "edge"
-        What stands for a row outside the table: zeros, or the nearest row.
+        The table, in q's dtype.
+    keys, first, beyond
+        As in `wavepe.relative_bias`.
 
     Returns
     -------
@@ -73,12 +63,6 @@ def relative_bias(
     Under autocast q and p are cast as scaled_dot_product_attention does. Subnormal numbers count
     as zero. Gradients are computed by torch's matrix product, so their last bits may depend on
     torch's number of threads.
-
-    References
-    ----------
-    Shaw et al., "Self-attention with relative position representations", NAACL 2018,
-    arXiv 1803.02155. Oka et al., "Wavelet-based positional representation for long context",
-    ICLR 2025, arXiv 2502.02004.
 
     Examples
     --------
@@ -114,7 +98,7 @@ def relative_bias(
         out = _BIAS(q, p, keys, first, beyond)
     else:
         with below_autograd():
-            out = _DIRECT_BIAS(q, p, keys, first, beyond)
+            out = _BIAS(q, p, keys, first, beyond)
     return out if out.dtype == dtype else out.to(dtype)
 
 

@@ -269,10 +269,10 @@ class RelativeTable:
             return ()
         low = dtype != torch.float32
         tolerance = (LOW_TOLERANCE if low else TOLERANCE) * self._typical_size
-        found = block_zones(self._p[self._kept], first, tolerance)
-        if found is None:
+        block_form = block_zones(self._p[self._kept], first, tolerance)
+        if block_form is None:
             return ()
-        left, far, basis = found
+        left, far, basis = block_form
         if np.abs(far).max() > torch.finfo(dtype).max:
             return ()
         # For bfloat16, too, the kernels keep products in float16.

@@ -23,38 +23,27 @@ from ._compiler import is_compiling, traced
 from ._torch_private import (
     CAN_GO_BELOW_AUTOGRAD,
     below_autograd,
-    direct,
     transformed,
     under_transforms,
 )
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
-_DIRECT_ROPE, _DIRECT_ROPE_QK = direct(_ROPE), direct(_ROPE_QK)
 
 
 def rope(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
 ) -> Tensor:
-    """Rotate pairs of elements of x by the angles of a cosine and sine table.
-
-    The first 2h elements of the last axis form h pairs. Pair i = (a, b) becomes
-    (a cos[i] - b sin[i], b cos[i] + a sin[i]). The other d - 2h elements are copied.
+    """Rotate pairs of elements of x by the angles of a cosine and sine table, as `wavepe.rope`.
 
     Parameters
     ----------
     x : Tensor (B, H, L, d), (H, L, d) or (L, d)
         Queries or keys of float32, float64, bfloat16 or float16, with any strides.
-    cos : Tensor (L, h) or (1|B, L, h), any float dtype
-        Cosines of the angles, as `rope_table` returns them; 2h <= d. They are read as float32, or
-        as float64 for float64 x.
-    sin : Tensor (L, h) or (1|B, L, h), any float dtype
-        Sines of the angles, in the form of `cos`.
-    interleaved : bool
-        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
-        and Llama.
-    inverse : bool
-        Rotate by the negative angles.
+    cos, sin : Tensor (L, h) or (1|B, L, h), any float dtype
+        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d.
+    interleaved, inverse : bool
+        As in `wavepe.rope`.
 
     Returns
     -------
@@ -65,11 +54,6 @@ def rope(
     ------
     RuntimeError
         If a shape, dtype or device is wrong, or if cos or sin requires grad.
-
-    References
-    ----------
-    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
-    arXiv 2104.09864.
 
     Examples
     --------
@@ -91,23 +75,18 @@ def rope(
     if recorded(x, cos, sin):
         return _ROPE(x, cos, sin, interleaved, inverse)
     with below_autograd():
-        return _DIRECT_ROPE(x, cos, sin, interleaved, inverse)
+        return _ROPE(x, cos, sin, interleaved, inverse)
 
 
 def rope_(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
 ) -> Tensor:
-    """Rotate x in place: `rope` that writes its result to x.
+    """Rotate x in place: `rope` that writes its result to x, and returns x.
 
     Parameters
     ----------
     x, cos, sin, interleaved, inverse
         As in `rope`.
-
-    Returns
-    -------
-    x : Tensor
-        The same tensor.
 
     Raises
     ------
@@ -155,10 +134,8 @@ def rope_qk(
 
     Parameters
     ----------
-    q : Tensor (B, H, L, d)
-        Queries, in the form of x in `rope`.
-    k : Tensor (B, Hk, L, d), q's dtype
-        Keys, in the form of x in `rope`. They may have another number of heads.
+    q, k : Tensor (B, H, L, d) and (B, Hk, L, d) of one dtype
+        Queries and keys, each in the form of x in `rope`.
     cos, sin, interleaved, inverse
         As in `rope`.
 
@@ -192,7 +169,7 @@ def rope_qk(
     if recorded(q, k, cos, sin):
         return _ROPE_QK(q, k, cos, sin, interleaved, inverse)
     with below_autograd():
-        return _DIRECT_ROPE_QK(q, k, cos, sin, interleaved, inverse)
+        return _ROPE_QK(q, k, cos, sin, interleaved, inverse)
 
 
 def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -20,9 +20,9 @@ from ._common import (
     not_differentiable,
     number,
     recorded,
+    reduce_angles,
 )
 from ._compiler import is_compiling, traced
-from ._exportable import within_a_turn
 from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
@@ -37,22 +37,14 @@ def rope_table(
     sections: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of position * inv_freq for each position and pair.
+    """Return the cosines and sines of position * inv_freq, as `wavepe.rope_table`.
 
     Parameters
     ----------
     positions : Tensor (...), or (..., axes) with `sections`, any integer dtype
-        Positions. Beyond +-2^31 the error grows with the position.
     inv_freq : Tensor (h,), any float dtype
-        Radians per position of each pair.
-    attention_factor : float
-        A factor on the cosines and sines, for YaRN and LongRoPE.
-    precision : "exact" or "hf"
-        "exact" computes the angles without rounding error and rounds each result once. "hf"
-        multiplies position and inv_freq in float32, as Hugging Face models do.
-    sections : sequence of int, optional
-        The number of pairs for each axis of n-dimensional positions; their sum is h. A pair
-        rotates by the coordinate of its axis. Pair i uses inv_freq[i].
+    attention_factor, precision, sections
+        As in `wavepe.rope_table`.
     dtype : torch.dtype
         The dtype of the results: float32, float64, bfloat16 or float16. The last two are rounded
         from float64 as torch does it.
@@ -66,11 +58,6 @@ def rope_table(
     ------
     RuntimeError
         If a shape, dtype, device or value is wrong, or if `inv_freq` requires grad in backward.
-
-    References
-    ----------
-    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
-    arXiv 2104.09864.
 
     Examples
     --------
@@ -148,7 +135,7 @@ def _standard(positions: Tensor, inv_freq: Tensor, *options: Any) -> tuple[Tenso
     if precision == "hf":
         angles = (positions.float() * inv_freq.float()).double()
     if dtype != torch.float64:
-        angles = within_a_turn(angles).float()
+        angles = reduce_angles(angles).float()
     cos, sin = (f(angles) * attention_factor for f in (torch.cos, torch.sin))
     return cos.to(dtype), sin.to(dtype)
 

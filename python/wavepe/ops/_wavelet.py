@@ -22,12 +22,12 @@ from ._common import (
     check_dtype,
     check_tensors,
     not_differentiable,
+    reduce_angles,
     register_autograd,
     report_out_of_memory,
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._exportable import within_a_turn
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
@@ -42,32 +42,23 @@ def wavelet_table(
     kind: str = "ricker",
     mirrored: bool | None = None,
 ) -> Tensor:
-    """Return a table of wavelets at integer distances, differentiable in scale and shift.
-
-    The table holds ``p[r, c] = psi((t - shift[c]) / scale[c])``, where psi is the mother wavelet
-    and t the offset of row r. Values are computed in float64 and rounded once.
+    """Return a table of wavelets at integer distances, as `wavepe.wavelet_table`, differentiable.
 
     Parameters
     ----------
     offsets : int or integer Tensor (w,)
-        The distance of each row, query position minus key position. A number w stands for
-        0, 1, ... w-1.
-    scale : Tensor (d,), float32, float64, bfloat16 or float16
-        The scale of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
-        these are levels.
-    shift : Tensor (d,), float32, float64, bfloat16 or float16
-        The shift of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
-        these are integers.
-    kind : str
-        The mother wavelet, as in `wavepe.wavelet_table`.
-    mirrored : bool, optional
-        True takes t = -offset instead of t = offset. None is True for haar and False otherwise.
+        The distance of each row. A number w stands for 0, 1, ... w-1.
+    scale, shift : Tensor (d,), float32, float64, bfloat16 or float16
+        The scale and shift of each column, as `wavepe.wavelet_grid` returns them.
+    kind, mirrored
+        As in `wavepe.wavelet_table`.
 
     Returns
     -------
     p : Tensor (w, d), scale's dtype
-        Differentiable once in scale and shift, in reverse mode. The gradients of haar are zero. A
-        registered wavelet needs a derivative, and a wavelet of PyWavelets has none.
+        Computed in float64 and rounded once. Differentiable once in scale and shift, in reverse
+        mode. The gradients of haar are zero. A registered wavelet needs a derivative, and a wavelet
+        of PyWavelets has none.
 
     Raises
     ------
@@ -79,11 +70,6 @@ def wavelet_table(
     -----
     Registered wavelets and those of PyWavelets are computed by NumPy, in the operator
     ``torch.ops.wavepe.sampled_wavelet_table``.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
 
     Examples
     --------
@@ -186,7 +172,7 @@ def _standard(
     else:
         value = torch.exp(-u * u)
     if kind == "morlet":
-        value = value * torch.cos(within_a_turn(distance).to(wide(scale)))
+        value = value * torch.cos(reduce_angles(distance).to(wide(scale)))
     value = torch.where(u.abs() > 38, 0.0, value)
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 

@@ -73,19 +73,19 @@ def _register(role: str) -> None:
     """Register the forward or backward in Triton for CUDA; the first call imports Triton."""
 
     def run(*arguments: Any) -> Any:
-        from . import call
+        from . import call as gpu
 
         first = _FIRST_ARGUMENT[role]
-        given = Arguments(*arguments[first : first + len(Arguments._fields)])
-        check_arguments(given)
-        missing = missing_kernel(given.q, given.v, given.p)
+        call = Arguments(*arguments[first : first + len(Arguments._fields)])
+        check_arguments(call)
+        missing = missing_kernel(call.q, call.v, call.p)
         check(
             not missing,
             f"attention_{role} has no fused kernel for this call ({missing}): call "
             "wavepe.ops.attention, which uses PyTorch's operators then",
         )
-        with torch.cuda.device_of(given.q):
-            return getattr(call, role)(*arguments)
+        with torch.cuda.device_of(call.q):
+            return getattr(gpu, role)(*arguments)
 
     torch.library.impl(f"wavepe::attention_{role}", "cuda", run)
 

@@ -43,12 +43,12 @@ def backward(
     for chunk in chunks(call, gradients=True):
         saved = (chunk.queries(x) for x in (grad_out, grad_lse, out, lse))
         gradients = _Gradients(chunk, *saved)
-        gradients.of_queries(chunk.queries(dq), chunk.queries(dq_rel))
-        gradients.of_keys(chunk.keys(dk), chunk.keys(dv))
+        gradients.grad_queries(chunk.queries(dq), chunk.queries(dq_rel))
+        gradients.grad_keys(chunk.keys(dk), chunk.keys(dv))
         if dp is not None:
-            gradients.of_table(chunk.of_heads(dp, 3))
+            gradients.grad_table(chunk.slice_heads(dp, 3))
         if dbias is not None:
-            gradients.of_bias(chunk.of_heads(dbias, 2))
+            gradients.grad_bias(chunk.slice_heads(dbias, 2))
     dp = None if dp is None else dp.to(call.q.dtype)
     # An operator may not return the same tensor twice.
     grads = (dq, dk, dv, dp, dq_rel, dbias)
@@ -56,7 +56,7 @@ def backward(
 
 
 class _Gradients:
-    """The backward of one chunk. `of_queries` must be called first: it computes `sums`."""
+    """The backward of one chunk. `grad_queries` must be called first: it computes `sums`."""
 
     def __init__(
         self, chunk: Chunk, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
@@ -73,7 +73,7 @@ class _Gradients:
             self.dedges = lse.new_empty((*lse.shape, 2))
         self.has_table = chunk.terms.p is not None
 
-    def of_queries(self, dq: Tensor, dq_rel: Tensor | None) -> None:
+    def grad_queries(self, dq: Tensor, dq_rel: Tensor | None) -> None:
         """Write dq and dq_rel."""
         chunk = self.chunk
         both = self.has_table and dq_rel is None
@@ -96,7 +96,7 @@ class _Gradients:
         if not both:
             _copy_back(dq, part)
 
-    def of_keys(self, dk: Tensor, dv: Tensor) -> None:
+    def grad_keys(self, dk: Tensor, dv: Tensor) -> None:
         """Write dk and dv."""
         chunk = self.chunk
         programs = chunk.batch * (chunk.heads // chunk.group) * -(-chunk.n // BLOCK)
@@ -108,7 +108,7 @@ class _Gradients:
         _copy_back(dk, to_k)
         _copy_back(dv, to_v)
 
-    def of_table(self, dp: Tensor) -> None:
+    def grad_table(self, dp: Tensor) -> None:
         """Add the gradient of the table to dp (rows, c) or (heads, rows, c)."""
         chunk = self.chunk
         if not self.has_table:
@@ -123,7 +123,7 @@ class _Gradients:
         )  # fmt: skip
         dp += per_head.sum((0, 1) if dp.dim() == 2 else 0)
 
-    def of_bias(self, dbias: Tensor) -> None:
+    def grad_bias(self, dbias: Tensor) -> None:
         """Add the gradient of the bias to dbias (w,) or (heads, w)."""
         chunk, terms = self.chunk, self.chunk.terms
         if terms.bias is None or not chunk.m * chunk.n:

@@ -155,7 +155,7 @@ class Chunk:
         """Return the chunk's part of a tensor (B, Hk, ...)."""
         return x[self.batch_slice, self.key_head_slice]
 
-    def of_heads(self, x: Any, dims: int) -> Any:
+    def slice_heads(self, x: Any, dims: int) -> Any:
         """Return the chunk's heads of x; all of x if it has fewer than `dims` axes, so no heads."""
         return x if x is None or x.dim() < dims else x[self.head_slice]
 
@@ -180,8 +180,8 @@ class Chunk:
         )  # fmt: skip
 
     def _terms(self, call: Arguments) -> ScoreTerms:
-        p, bias = self.of_heads(call.p, 3), self.of_heads(call.bias, 2)
-        slopes = self.of_heads(call.slopes, 1)
+        p, bias = self.slice_heads(call.p, 3), self.slice_heads(call.bias, 2)
+        slopes = self.slice_heads(call.slopes, 1)
         p = None if p is None or not p.numel() else p.contiguous()
         bias = None if bias is None or not bias.shape[-1] else bias.contiguous()
         p_range = _deltas(call.first, 0 if p is None else p.shape[-2])
@@ -193,7 +193,7 @@ class Chunk:
             p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
             None if slopes is None else slopes.float().contiguous(),
             bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
-            call.softcap, self.of_heads(call.sinks, 1),
+            call.softcap, self.slice_heads(call.sinks, 1),
         )  # fmt: skip
 
     def _dropout(self, call: Arguments) -> Dropout:

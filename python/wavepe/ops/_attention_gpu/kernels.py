@@ -20,13 +20,13 @@ from .tiles import (
     basis_of,
     edge_rows,
     far_at,
+    grad_queries,
     kept_weights,
     load,
     load_keys,
     members,
     multiply,
     near_at,
-    of_queries,
     offset_of,
     scores,
     store,
@@ -130,7 +130,7 @@ def _gradient(
     seen = visible(x, block, n, hidden, config, LEVEL, T)
     # A query that sees no key has the lse -inf: +inf in its place makes its weights 0.
     total = tl.load(lse + x.row, mask=x.i < x.m, other=float("-inf"))
-    total = of_queries(tl.where(total == float("-inf"), float("inf"), total), T)
+    total = grad_queries(tl.where(total == float("-inf"), float("inf"), total), T)
     weights = tl.exp2((tl.where(seen, s, float("-inf")) - total) * _LOG2E)
     dweights = multiply(do, values, None, T)
     kept = weights
@@ -138,7 +138,7 @@ def _gradient(
         factor = kept_weights(dropout, x, block, T)
         kept = weights * factor
         dweights *= factor
-    ds = weights * (dweights - of_queries(sums, T))
+    ds = weights * (dweights - grad_queries(sums, T))
     if terms.softcap is not None:
         t = s / terms.softcap
         ds *= 1 - t * t

@@ -146,15 +146,15 @@ def members(block):
 
 
 @triton.jit
-def of_queries(x, T: tl.constexpr):
+def grad_queries(x, T: tl.constexpr):
     """Return x (queries,) with the axes of a tile."""
     return x[None, :] if T else x[:, None]
 
 
 @triton.jit
-def of_keys(x, T: tl.constexpr):
+def grad_keys(x, T: tl.constexpr):
     """Return x (keys,) with the axes of a tile."""
-    return of_queries(x, not T)
+    return grad_queries(x, not T)
 
 
 @triton.jit
@@ -230,8 +230,8 @@ def load_keys(
 def visible(x, block, n, hidden, config, LEVEL: tl.constexpr, T: tl.constexpr):
     """Return a tile of bool. Causal mask, window and n hide no pair of a tile below level _FULL."""
     keys = members(block)
-    i, j = of_queries(x.i, T), of_keys(keys, T)
-    delta = of_queries(x.position, T) - j
+    i, j = grad_queries(x.i, T), grad_keys(keys, T)
+    delta = grad_queries(x.position, T) - j
     seen = delta == delta  # a tile of True
     if LEVEL == _FULL:
         seen = seen & (j < n)
@@ -240,7 +240,7 @@ def visible(x, block, n, hidden, config, LEVEL: tl.constexpr, T: tl.constexpr):
         if hidden.window is not None:
             seen = seen & (delta < hidden.window)
     if hidden.key_mask is not None:
-        seen = seen & of_keys(_seen_keys(hidden, x.b, keys, n), T)
+        seen = seen & grad_keys(_seen_keys(hidden, x.b, keys, n), T)
     if hidden.segments is not None:
         start = hidden.segments + x.b.to(tl.int64) * hidden.segments_batch
         query_segment = tl.load(start + i, mask=i < x.m, other=0)
@@ -317,7 +317,7 @@ def _tanh(x):
 def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.constexpr):
     """Return a tile of scores, softcap included."""
     s = multiply(q, k, None, T)
-    delta = of_queries(x.position, T) - of_keys(members(block), T)
+    delta = grad_queries(x.position, T) - grad_keys(members(block), T)
     if terms.products is not None:
         if LEVEL >= _FAR and terms.basis is not None:
             at, there = far_at(terms, x, block, config)
@@ -328,8 +328,8 @@ def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.cons
             near = tl.load(terms.products + at, mask=there, other=0.0).to(tl.float32)
             s += tl.trans(near) if T else near
     if config.EDGE:
-        s += tl.where(delta < terms.first, of_queries(x.low, T), 0.0)
-        s += tl.where(delta > terms.last, of_queries(x.high, T), 0.0)
+        s += tl.where(delta < terms.first, grad_queries(x.low, T), 0.0)
+        s += tl.where(delta > terms.last, grad_queries(x.high, T), 0.0)
     s *= scale
     if terms.slopes is not None:
         s -= tl.load(terms.slopes + x.h) * tl.abs(delta).to(tl.float32)
@@ -357,8 +357,8 @@ def kept_weights(dropout, x, block, T: tl.constexpr):
     z = tl.load(dropout.seed).to(tl.uint64) + (row + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = of_queries(z ^ (z >> 31), T)
-    y = of_keys(members(block), T).to(tl.uint32) * 0x9E3779B9 + z.to(tl.uint32)
+    z = grad_queries(z ^ (z >> 31), T)
+    y = grad_keys(members(block), T).to(tl.uint32) * 0x9E3779B9 + z.to(tl.uint32)
     y = (y ^ (y >> 16)) * 0x7FEB352D
     y = y ^ (y >> 15) ^ (z >> 32).to(tl.uint32)
     y = y * 0x846CA68B

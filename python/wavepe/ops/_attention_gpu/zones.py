@@ -49,10 +49,10 @@ def block_zones(
     tiles = _tiles(p, first)
     best = None
     for rank in RANKS:
-        found = _smooth_ends(tiles, rank, tolerance)
-        if found is None:
+        ends = _smooth_ends(tiles, rank, tolerance)
+        if ends is None:
             continue
-        left, near, basis = found
+        left, near, basis = ends
         columns = near * BLOCK + (len(tiles) - near) * rank
         if best is None or columns < best[0]:
             best = columns, left, near, basis
