@@ -110,19 +110,23 @@ def test_circles_have_all_their_members():
     assert rooms.circles(edges) == [[1, 2, 3], [4, 5], [6]]
 
 
+PRIVATE = "_name = 1\nclass Class:\n    def __init__(self):\n        self._value = 1\n"
+
+
 @pytest.mark.parametrize(
     ("line", "count"),
     [
         ("from ..b.y import _name", 1),
         ("from ..b import y\ny._name", 1),
-        ("x = object()\nx._name", 1),
+        ("x = object()\nx._value", 1),
+        ("x = object()\nx._name", 0),  # of a module, and so of another package's object
         ("from ..b import y\ny.__name__", 0),
         ("import torch\ntorch._C", 0),
         ("_name = 1\nx = object()\nx._name", 0),
     ],
 )
 def test_each_kind_of_read_is_found(line, count, package):
-    modules = package(a____init__="", a__x=line, b____init__="", b__y="_name = 1\n")
+    modules = package(a____init__="", a__x=line, b____init__="", b__y=PRIVATE)
     assert len(rooms.private_reads(modules)) == count
 
 

@@ -1,8 +1,6 @@
 """learned=true: scales and shifts as parameters, from the encoding to checkpoints and compare."""
 
 import contextlib
-import copy
-import io
 
 import numpy as np
 import oracle
@@ -75,16 +73,6 @@ def test_kinds_without_a_gradient_are_refused(register, options, reason):
     wavepe.encoding("wavelet:kind=own,learned=true")
 
 
-@pytest.mark.parametrize("spec", ["wavelet", "rope", "alibi", "none", "sinusoidal"])
-def test_the_others_learn_nothing(spec):
-    encoding = wavepe.encoding(spec)
-    assert not encoding.learned
-    with pytest.raises(NotImplementedError, match=f"{spec}.*learns nothing"):
-        encoding.parameters(8, 2)
-    with pytest.raises(NotImplementedError, match="learns no table"):
-        encoding.learned_table(3, {})
-
-
 # ------------------------------------------------------------------ its table, in torch
 
 
@@ -111,16 +99,6 @@ def test_values_and_derivatives(register, torch, kind, mirrored, causal):
     assert p.shape == want.shape
     assert np.abs(p.detach().numpy() - want).max() < 1e-14
     assert torch.autograd.gradcheck(lambda *leaves: table(*leaves)[0], leaves)
-
-
-def test_initial_values_give_the_plain_table(torch):
-    encoding = wavepe.encoding(SPEC)
-    initial = {k: torch.from_numpy(v).float() for k, v in encoding.parameters(8, 2).items()}
-    p, first, beyond = encoding.learned_table(20, initial)
-    want, *rest = encoding.table(20, 8)
-    assert p.dtype == torch.float32
-    assert torch.equal(p, torch.from_numpy(want))
-    assert [first, beyond] == rest
 
 
 # ------------------------------------------------------------------ models
@@ -211,30 +189,6 @@ def test_a_stock_checkpoint_read_in_bfloat16(torch, hf, tmp_path):
         for got, want in zip(parameters_of(model), grid, strict=True):
             assert torch.equal(got, torch.from_numpy(want).float())  # in dtype too
         assert torch.equal(hf.logits(model, ids), wanted)
-
-
-def test_first_weights_are_those_of_any_encoding(torch, hf):
-    states = []
-    for spec in (SPEC, PLAIN):
-        torch.manual_seed(3)
-        config = hf.tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec)
-        states.append(wavepe.hf.WavePELlamaForCausalLM(config).state_dict())
-    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
-
-
-def test_copies_have_parameters_of_their_own(torch, hf):
-    model, ids = hf.patched_tiny(SPEC), hf.tokens(2, 12)
-    wanted = hf.logits(model, ids)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert torch.equal(hf.logits(other, ids), wanted)
-        shake(torch, other)
-        assert not hf.close(hf.logits(other, ids), wanted, 1e-2)
-        assert torch.equal(hf.logits(model, ids), wanted)
-        stock = hf.logits(hf.tiny(), ids)
-        assert torch.equal(hf.logits(wavepe.hf.unpatch(other), ids), stock)
 
 
 def test_llamas_made_in_between(torch, hf):

@@ -138,21 +138,22 @@ class Private(NamedTuple):
 
 def private_reads(modules: Mapping[str, Source]) -> list[Private]:
     """Return the reads of names and of attributes that are private to another room."""
-    rooms_of_name = defaultdict(set)  # private name -> rooms that bind it
+    attributes, names = defaultdict(set), defaultdict(set)  # private name -> rooms that bind it
     for module, source in modules.items():
-        for name in _bound(source.tree):
-            rooms_of_name[name].add(room_of(module))
+        for name, of_object in _bound(source.tree):
+            (attributes if of_object else names)[name].add(room_of(module))
     reads = [
         Private(each.importer, each.line, f"{each.imported}.{each.name}")
         for each in imports(modules)
         if is_private(each.name) and room_of(each.importer) != room_of(each.imported)
     ]
     for module, source in modules.items():
+        imported = {each.asname or each.name for each in _aliases(source.tree)}
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr):
-                rooms = rooms_of_name[node.attr]
-                inside = not rooms or room_of(module) in rooms  # none: of another package
-                if not inside and node.attr not in ("_replace", "_asdict", "_fields"):
+                of_module = isinstance(node.value, ast.Name) and node.value.id in imported
+                rooms = attributes[node.attr] | (names[node.attr] if of_module else set())
+                if rooms and room_of(module) not in rooms | names[node.attr]:
                     reads.append(Private(module, node.lineno, ast.unparse(node)))
     return reads
 
@@ -171,18 +172,28 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
-    """Yield the private names that a module defines or assigns, as attributes too."""
+def _bound(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Yield the private names that a module binds, and whether they are those of objects."""
+    classes = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    members = {statement for body in classes for statement in body}
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                pass
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                pass
+                of_object = node in members
+            case ast.Name(id=name, ctx=ast.Store()):
+                of_object = False
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                of_object = True
             case _:
                 continue
         if is_private(name):
-            yield name
+            yield name, of_object
+
+
+def _aliases(tree: ast.Module) -> Iterator[ast.alias]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from node.names
 
 
 def arrows(modules: Mapping[str, Source]) -> Counter[tuple[str, str]]:
