@@ -82,7 +82,7 @@ def test_the_example_of_a_help_is_a_call(capsys, monkeypatch, command):
     assert f"example: {_EXAMPLES[command]}\n" in run(capsys, command, "--help")[1]
     prog, *argv = shlex.split(_EXAMPLES[command])
     assert (prog, argv[0]) == ("wavepe", command)
-    args = _parser(command).parse_args(argv)
+    args = _parser(command, {}).parse_args(argv)
     if command == "bench":
         assert set(args.op) <= set(pytest.importorskip("benchmarks.bench").operators())
 
