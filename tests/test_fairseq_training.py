@@ -61,15 +61,6 @@ def test_without_pos_enc_it_is_stock_fairseq(recipe, tmp_path, monkeypatch):
 # --------------------------------------------------------------- next to options of fairseq's
 
 
-def test_shared_embeddings(tmp_path):
-    run = train(tmp_path, "--pos-enc", "alibi", "--share-decoder-input-output-embed", recipe=GPT)
-    weights = run.state["model"]
-    assert torch.equal(
-        weights["decoder.embed_tokens.weight"], weights["decoder.output_projection.weight"]
-    )
-    assert evaluate(run.path)["perplexity"] < 400
-
-
 def test_layer_drop(tmp_path):
     """Trained with layers left out, evaluated with all of them or with those that are kept."""
     run = train(tmp_path, "--pos-enc", "wavelet", "--decoder-layerdrop", 0.5, recipe=GPT)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import oracle
@@ -236,28 +235,6 @@ def test_copies_and_pickles():
         assert not torch.equal(other(q, k)[0], wanted[0])
         assert rotary.theta == 300.0
         assert all(map(torch.equal, rotary(q, k, torch.arange(6)), wanted))
-
-
-def test_two_threads():
-    tables._built.cache_clear()
-    rotary = Rotary(8, 44.0)
-    inputs = [heads(length, batch=1, seed=length) for length in range(1, 200, 7)]
-    wanted = [Rotary(8, 44.0)(q, k, torch.arange(q.shape[2])) for q, k in inputs]
-    wrong = []
-
-    def work(order):
-        for i in order:
-            got = rotary(*inputs[i])
-            if not all(map(torch.equal, got, wanted[i])):
-                wrong.append(i)
-
-    orders = [range(len(inputs)), range(len(inputs) - 1, -1, -1)] * 2
-    threads = [threading.Thread(target=work, args=(order,)) for order in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 # --------------------------------------------------------------- another theta

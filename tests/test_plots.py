@@ -123,23 +123,14 @@ def test_all_of_them(png, folder, capsys):
     ("spec", "picture"),
     [
         ("wavelet:scales=6", "table"),
-        pytest.param("wavelet:scales=128+", "table", marks=pytest.mark.slow),
         ("transformer_xl", "table"),
         ("shaw:clip=4", "table"),
         ("sinusoidal:theta=length", "absolute"),
-        pytest.param("integer", "absolute", marks=pytest.mark.slow),
         ("rope:type=yarn,factor=4", "wavelengths"),
-        pytest.param("rope:fraction=0.5", "wavelengths", marks=pytest.mark.slow),
         ("rope:fraction=0", "wavelengths"),
         ("alibi", "bias"),
-        pytest.param("t5", "bias", marks=pytest.mark.slow),
         ("kerple:kind=power", "bias"),
         ("haar", "wavelets"),  # a mother wavelet
-        *(
-            pytest.param(kind, "wavelets", marks=pytest.mark.slow)
-            for kind in oracle.KINDS
-            if kind != "haar"
-        ),
     ],
 )
 def test_a_spec_in_place_of_a_name(spec, picture, png, folder, capsys):

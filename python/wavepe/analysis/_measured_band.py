@@ -127,23 +127,23 @@ class _Rotations:
             out = function(*args, **kwargs)
             bound = inspect.signature(function).bind(*args, **kwargs)
             both = isinstance(out, tuple)
-            wanted = self.argument if both else self.call
-            if both or self.calls[module] == wanted:
+            index = self.argument if both else self.call
+            if both or self.calls[module] == index:
                 rotated = list(bound.arguments)[: len(out) if both else 1]
-                self._measure(module, function, bound, rotated, wanted if both else 0)
+                self._measure(module, function, bound, rotated, index if both else 0)
             self.calls[module] += 1
             return out
 
         return measured
 
     def _measure(
-        self, module: torch.nn.Module, function: Any, bound: Any, rotated: list[str], wanted: int
+        self, module: torch.nn.Module, function: Any, bound: Any, rotated: list[str], index: int
     ) -> None:
-        """Add the norms of one argument of a call, `rotated[wanted]`, to the sums."""
+        """Add the norms of one argument of a call, `rotated[index]`, to the sums."""
         if getattr(module, "layer_idx", None) in self.unrotated:
             return
-        x = bound.arguments[rotated[wanted]]
-        heads_axis, pairs = _pairs(function, bound, rotated, wanted)
+        x = bound.arguments[rotated[index]]
+        heads_axis, pairs = _pairs(function, bound, rotated, index)
         x = x[0].movedim(heads_axis - 1, 0).double().cpu().numpy()
         norms = np.hypot(x[..., pairs[:, 0]], x[..., pairs[:, 1]])  # (heads, n, pairs)
         largest = norms.argmax(axis=-1)
@@ -190,10 +190,10 @@ def _unrotated(model: torch.nn.Module) -> set[int]:
         )
     config: Any = next(m.config for m in model.modules() if hasattr(m, "config"))
     by_layer = chosen.by_layer([True] * config.num_hidden_layers)
-    return {layer for layer, one in enumerate(by_layer) if one is not None and not one.rotates}
+    return {i for i, part in enumerate(by_layer) if part is not None and not part.rotates}
 
 
-def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[int, np.ndarray]:
+def _pairs(function: Any, bound: Any, rotated: list[str], index: int) -> tuple[int, np.ndarray]:
     """Return the axis of the heads, 1 or 2, and the two dims of each pair, an array (pairs, 2).
 
     In rotated unit vectors, each dim depends on the two dims of its pair. The pairs are sorted by
@@ -221,7 +221,7 @@ def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[
             out = function(*call.args, **call.kwargs)
         except RuntimeError:  # shapes do not match: try the other order of the axes
             continue
-        out = out[wanted] if isinstance(out, tuple) else out
+        out = out[index] if isinstance(out, tuple) else out
         depends = out[:, 0, 0].cpu().numpy() != 0  # (of the dim given, the dim returned)
         pairs = {tuple(np.flatnonzero(column)) for column in depends.T if column.sum() == 2}
         dims = [dim for pair in pairs for dim in pair]

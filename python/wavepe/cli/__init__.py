@@ -12,6 +12,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 import wavepe
@@ -20,7 +21,7 @@ from ..common.errors import CommandError, UsageError, out_of_memory
 from ..common.files import interrupt_on_signals
 from ..common.labels import fold, suggestion
 
-# Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
+# Command -> its purpose. Each has a module (`_module`) with add_arguments(parser) and run(args).
 COMMANDS = {
     "compare": "train one small Llama for each position encoding, and evaluate it on longer text",
     "perplexity": "measure the perplexity of a model at several sequence lengths",
@@ -169,7 +170,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         if command is None:
             raise UsageError("give a command: " + ", ".join(COMMANDS) + " (wavepe --help)")
         with _results_alone(args):
-            return importlib.import_module(f".{command}", __name__).run(args), ""
+            return _module(command).run(args), ""
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
     except CommandError as error:
@@ -203,6 +204,12 @@ def _results_alone(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
+def _module(command: str) -> ModuleType:
+    """Return the module of a command: of bench, in the repository's folder benchmarks."""
+    bench = "wavepe.benchmarks.bench"  # setup.py puts it into the package
+    return importlib.import_module(bench if command == "bench" else f".{command}", __name__)
+
+
 def _parser(command: str | None, flags: dict[str, str]) -> argparse.ArgumentParser:
     """Return the parser, and fill `flags`. Only the module of the command is loaded."""
     parser = _Parser(
@@ -214,7 +221,7 @@ def _parser(command: str | None, flags: dict[str, str]) -> argparse.ArgumentPars
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:
-            importlib.import_module(f".{name}", __name__).add_arguments(sub)
+            _module(name).add_arguments(sub)
             flags.update({a.dest: (a.option_strings or [str(a.metavar)])[0] for a in sub._actions})
             sub.epilog = "\n".join(filter(None, (sub.epilog, f"example: {_EXAMPLES[name]}")))
     return parser

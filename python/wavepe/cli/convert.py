@@ -36,27 +36,27 @@ def run(args: argparse.Namespace) -> int:
     from ..hf.layers import spec_text
 
     try:
-        done = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
+        result = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
-    print(f"{done.folder}: {done.model} with {spec_text(done.encoding)}")
+    print(f"{result.folder}: {result.model} with {spec_text(result.encoding)}")
     how = "linked" if args.link else "copied"
-    print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
+    print(f"{how} from {args.source}: {result.tensors} tensors, {_size(result.bytes)}")
     for what, names in (
-        ("new parameters", done.added),
-        ("dropped tensors", done.dropped),
-        ("files left out", done.left_out),
+        ("new parameters", result.added),
+        ("dropped tensors", result.dropped),
+        ("files left out", result.left_out),
     ):
         if names:
             print(f"{what}: {leading_names(names)}")
-    new = encoding(done.encoding) if isinstance(done.encoding, str) else None
+    new = encoding(result.encoding) if isinstance(result.encoding, str) else None
     if not (isinstance(new, RoPE) and (new.type or new.self_extend)):  # as YaRN
         print("fine-tune the model: its encoding has changed")
     after = ", after importing the module of --import" if args.imports else ""
-    auto = "AutoModel" + "".join(done.model.partition("For")[1:])
+    auto = "AutoModel" + "".join(result.model.partition("For")[1:])
     print(
         f"to load it in Python{after}:\n    import transformers, wavepe.hf; "
-        f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
+        f"model = transformers.{auto}.from_pretrained({str(result.folder)!r})"
     )
     return 0
 

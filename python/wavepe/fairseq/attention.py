@@ -73,10 +73,10 @@ class CausalSelfAttention(MultiheadAttention):
         else:
             cached = self._get_input_buffer(incremental_state)
         before = cached.get("prev_key")
-        seen = 0 if before is None else before.shape[2]
-        shared = self.positions[0].attention(seen + k.shape[2])
-        learned = encoding.learn(seen + k.shape[2], shared=shared, x=query.transpose(0, 1))
-        state = encoding.cache_state(seen) if seen else None
+        start = 0 if before is None else before.shape[2]
+        shared = self.positions[0].attention(start + k.shape[2])
+        learned = encoding.learn(start + k.shape[2], shared=shared, x=query.transpose(0, 1))
+        state = encoding.cache_state(start) if start else None
         q, k, rotated = encoding.rotate(q, k, positions, state)
         k = encoding.with_decay(k, learned)
         if incremental_state is not None:

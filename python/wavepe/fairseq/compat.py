@@ -159,11 +159,11 @@ def _launch(cfg: Any) -> None:
         cfg.distributed_world_size = int(env["WORLD_SIZE"])
         cfg.distributed_rank = int(env["RANK"])
         cfg.distributed_no_spawn = True
-    asked = cfg.distributed_world_size
-    if asked > 1 and not (cfg.distributed_no_spawn or cfg.tpu or torch.cuda.device_count()):
+    count = cfg.distributed_world_size
+    if count > 1 and not (cfg.distributed_no_spawn or cfg.tpu or torch.cuda.device_count()):
         raise ValueError(
-            f"--distributed-world-size {asked}: fairseq starts one process per GPU, and there is "
-            f"no GPU here; write torchrun --nproc-per-node {asked} --no-python before the command, "
+            f"--distributed-world-size {count}: fairseq starts one process per GPU, and there is "
+            f"no GPU here; write torchrun --nproc-per-node {count} --no-python before the command, "
             "and add --cpu --distributed-backend gloo"
         )
 

@@ -41,17 +41,17 @@ def refuse_skipped_tokens() -> None:
     def filter_indices_by_size(
         select: Any, task: Any, indices: Any, dataset: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        kept = select(task, indices, dataset, *args, **kwargs)
-        if len(kept) < len(indices):
+        selected = select(task, indices, dataset, *args, **kwargs)
+        if skipped := set(indices) - set(selected):
             limit = args[0] if args else kwargs.get("max_positions")
-            longest = max(int(dataset.num_tokens(index)) for index in set(indices) - set(kept))
+            longest = max(int(dataset.num_tokens(index)) for index in skipped)
             raise ValueError(
-                f"eval-lm would skip {len(indices) - len(kept)} of {len(indices)} blocks, because "
-                f"they have up to {longest} tokens and this model has {limit} positions: give "
-                "shorter blocks, or, if its positions are fairseq's sinusoidal ones, "
+                f"eval-lm would skip {len(indices) - len(selected)} of {len(indices)} blocks, "
+                f"because they have up to {longest} tokens and this model has {limit} positions: "
+                "give shorter blocks, or, if its positions are fairseq's sinusoidal ones, "
                 f"--model-overrides \"{{'max_target_positions': {longest}}}\""
             )
-        return kept
+        return selected
 
     @compat.wrap(utils, "call_main")
     def call_main(launch: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:

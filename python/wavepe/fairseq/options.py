@@ -30,8 +30,8 @@ def chosen_encoding(args: Any) -> Encoding | None:
         parts = () if chosen is None else chosen.parts
         named = [part for part in parts if part.name == name]
         if chosen is None or not named:
-            asked = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
-            raise ValueError(f"{flag} {text} needs --pos-enc {name}, got {asked}")
+            chosen_text = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
+            raise ValueError(f"{flag} {text} needs --pos-enc {name}, got {chosen_text}")
         value = getattr(encoding(f"{name}:{option}={text}"), option)
         if any(part.options().get(option, value) != value for part in named):
             raise ValueError(f"{flag} {text} and --pos-enc {spec} both give {option}: give one")

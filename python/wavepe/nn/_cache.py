@@ -72,10 +72,7 @@ class KVCache:
             If the cache is on the CPU and has no such row.
         """
         if not isinstance(indices, Tensor) or indices.dim() != 1 or indices.dtype not in INTEGERS:
-            shown = (
-                (tuple(indices.shape), indices.dtype) if isinstance(indices, Tensor) else indices
-            )
-            raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {shown}")
+            raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {indices!r}")
         for tokens in self._by_module.values():
             tokens.reorder(indices.to(torch.int64))
 

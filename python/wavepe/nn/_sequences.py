@@ -32,9 +32,9 @@ def joined_key_mask(
     if good and key_mask.shape[1] == start + count:
         return key_mask.expand(batch, -1)
     if not good or key_mask.shape[1] != count:
-        whole = f" or {(batch, start + count)}, cached tokens included" if start else ""
+        longer = f" or {(batch, start + count)}, cached tokens included" if start else ""
         raise RuntimeError(
-            f"wavepe: key_mask must be (B, L), here {(batch, count)}{whole}; got "
+            f"wavepe: key_mask must be (B, L), here {(batch, count)}{longer}; got "
             f"{tuple(key_mask.shape)}"
         )
     before = key_mask.new_ones((batch, start)) if before is None else before
@@ -74,8 +74,8 @@ def check_order(
     if n < 2 or positions.device.type != "cpu":
         return
     here = torch.arange(n, device=positions.device)[None]
-    seen = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
-    before = value_before(seen, -1)  # the index of the last visible token before, or -1
+    visible = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
+    before = value_before(visible, -1)  # the index of the last visible token before, or -1
     step = positions - _taken(positions, before)
     good = step == here - before if contiguous else step > 0
     good = good | (before < 0)
