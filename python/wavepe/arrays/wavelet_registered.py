@@ -116,7 +116,7 @@ def note_registration() -> None:
 
 
 def registrations() -> int:
-    """Return the number of registrations so far: after another one a spec may mean something else."""
+    """Return the number of registrations so far; each one may change what a spec means."""
     return _registrations
 
 
