@@ -109,24 +109,24 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     >>> str(wavepe.encoding("rope@::2+wavelet@1::2").at(3, layers=4))
     'wavelet'
     """
-    first = spec if isinstance(spec, Encoding) else _read(spec)
+    described = spec if isinstance(spec, Encoding) else _read(spec)
     if not options:
-        return first
-    if isinstance(first, Combination):
+        return described
+    if isinstance(described, Combination):
         raise ValueError(
-            f"options ({', '.join(options)}) do not go with the parts of '{first}': write them "
+            f"options ({', '.join(options)}) do not go with the parts of '{described}': write them "
             "into the part that has them"
         )
-    given = first.options()
-    both = build(first.name, {**given, **options})
-    for key in given:
-        before, after = getattr(first, key), getattr(both, key)
+    spec_options = described.options()
+    complete = build(described.name, {**spec_options, **options})
+    for key in spec_options:
+        before, after = getattr(described, key), getattr(complete, key)
         if before != after:
             raise ValueError(
-                f"{first.name}: {key} is given twice, as {before!r} and as {after!r}; "
+                f"{described.name}: {key} is given twice, as {before!r} and as {after!r}; "
                 "dataclasses.replace(encoding, ...) changes an option"
             )
-    return both
+    return complete
 
 
 def _read(spec: Any) -> Encoding:
@@ -134,14 +134,14 @@ def _read(spec: Any) -> Encoding:
         return read_dict(spec)
     if not isinstance(spec, str):
         raise TypeError(f"encoding needs a spec, a dict or an Encoding, got {spec!r}")
-    placed, parts = [], split_spec(spec)
-    for text, place in parts:
+    parts, texts = [], split_spec(spec)
+    for text, place in texts:
         try:
-            one = build(*read_spec(text))
+            part = build(*read_spec(text))
         except (TypeError, ValueError) as error:
-            if isinstance(error, ValueError) and len(parts) == 1:
+            if isinstance(error, ValueError) and len(texts) == 1:
                 raise
             # in a text every value is text: call it a wrong value
             raise ValueError(f"spec {spec!r}: {error}") from error
-        placed.append((one, None if place is None else check_layers(place)))
-    return combine(placed)
+        parts.append((part, None if place is None else check_layers(place)))
+    return combine(parts)

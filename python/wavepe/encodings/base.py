@@ -38,8 +38,8 @@ class Encoding(Methods):
 
     The methods say what the encoding does: `absolute` adds vectors to token embeddings,
     `rope_table` rotates q and k, and `table`, `slopes` and `bias` add a term to the score. A method
-    that does not apply raises NotImplementedError. All methods raise ValueError for a wrong value
-    or size, and TypeError for a wrong type.
+    that does not apply raises NotImplementedError. Wrong values and sizes raise ValueError, and wrong
+    types TypeError, of options as well.
 
     Attributes
     ----------
@@ -70,14 +70,14 @@ class Encoding(Methods):
         return write_spec(self.name, self.options())
 
     @property
-    def placed(self) -> tuple[tuple[Encoding, str | None], ...]:
+    def parts_with_layers(self) -> tuple[tuple[Encoding, str | None], ...]:
         """Each of `parts` with its item of `layers`."""
         return ((self, None),)
 
     @once
     def parts(self) -> tuple[Encoding, ...]:
         """The encodings that a combination consists of; any other encoding is its only part."""
-        return tuple(part for part, _ in self.placed)
+        return tuple(part for part, _ in self.parts_with_layers)
 
     @once
     def rotary(self) -> Encoding | None:
@@ -87,11 +87,11 @@ class Encoding(Methods):
     @once
     def layers(self) -> tuple[str | None, ...]:
         """The layers of each part, as the spec names them after @; None stands for all layers."""
-        return tuple(place for _, place in self.placed)
+        return tuple(place for _, place in self.parts_with_layers)
 
     def with_parts(self, change: Callable[[Encoding], Encoding]) -> Encoding:
         """Return the encoding with change(part) in place of each part."""
-        return combine([(change(part), place) for part, place in self.placed])
+        return combine([(change(part), place) for part, place in self.parts_with_layers])
 
     def at(self, layer: int, layers: int) -> Encoding:
         """Return the encoding of one layer.
@@ -117,12 +117,12 @@ class Encoding(Methods):
         layers = checks.integer("layers", layers, 1)
         if checks.integer("layer", layer, 0) >= layers:
             raise ValueError(f"layer must be below layers={layers}, got {layer}")
-        found = [
+        acting = [
             (part, None)
-            for part, place in self.placed
+            for part, place in self.parts_with_layers
             if place is None or layer in layers_of(place, layers)
         ]
-        return combine(found) if found else known["none"]()
+        return combine(acting) if acting else known["none"]()
 
     def options(self) -> dict[str, Value]:
         """Return the options that differ from their defaults.
@@ -175,10 +175,10 @@ class Encoding(Methods):
         TypeError
             If `data` is not a mapping, or an option has a wrong type.
         """
-        found = read_dict(data)
-        if not isinstance(found, cls):
-            raise ValueError(f"{cls.__name__}.from_dict needs a {cls.name}, got '{found}'")
-        return found
+        encoding = read_dict(data)
+        if not isinstance(encoding, cls):
+            raise ValueError(f"{cls.__name__}.from_dict needs a {cls.name}, got '{encoding}'")
+        return encoding
 
     def trained_as(self: E) -> E:
         """Return the encoding as training sees it, with inference-only options at their defaults.
@@ -203,34 +203,37 @@ class Combination(Encoding):
 
     name = "combination"
 
-    _placed: tuple[tuple[Encoding, str | None], ...]
+    _parts_with_layers: tuple[tuple[Encoding, str | None], ...]
 
     def __post_init__(self) -> None:
-        for index, (one, place) in enumerate(self.placed):
-            if not _PART.fullmatch(one.name):
+        for index, (part, place) in enumerate(self.parts_with_layers):
+            if not _PART.fullmatch(part.name):
                 raise ValueError(
-                    f"the name of a part must begin with a letter and hold no dot, got {one.name!r}"
+                    "the name of a part must begin with a letter and hold no dot, got "
+                    f"{part.name!r}"
                 )
-            if place is not None and one.adds:
+            if place is not None and part.adds:
                 raise ValueError(
-                    f"'{one}' is an absolute encoding: it is added to the token embeddings before "
+                    f"'{part}' is an absolute encoding: it is added to the token embeddings before "
                     f"the first layer, so it cannot differ by layer; got @{place}"
                 )
-            for other, elsewhere in self.placed[:index]:
+            for other, elsewhere in self.parts_with_layers[:index]:
                 if place is None or elsewhere is None:
-                    _check_together(other, one)
-                elif one.name == other.name and one.learns and other.learns:
+                    _check_together(other, part)
+                elif part.name == other.name and part.learns and other.learns:
                     raise ValueError(
-                        f"'{other}' and '{one}' are learned parts of one name, so their parameters "
-                        "would have the same names: write one part with all its layers"
+                        f"'{other}' and '{part}' are learned parts of one name, so their "
+                        "parameters would have the same names: write one part with all its layers"
                     )
 
     @property
-    def placed(self) -> tuple[tuple[Encoding, str | None], ...]:
-        return self._placed
+    def parts_with_layers(self) -> tuple[tuple[Encoding, str | None], ...]:
+        return self._parts_with_layers
 
     def __str__(self) -> str:
-        return "+".join(f"{one}@{place}" if place else str(one) for one, place in self.placed)
+        return "+".join(
+            f"{part}@{place}" if place else str(part) for part, place in self.parts_with_layers
+        )
 
     def __repr__(self) -> str:
         return f"encoding({str(self)!r})"
@@ -240,35 +243,35 @@ class Combination(Encoding):
 
     def to_dict(self) -> dict[str, Any]:
         parts = []
-        for one, place in self.placed:
-            data = one.to_dict()
+        for part, place in self.parts_with_layers:
+            data = part.to_dict()
             del data["version"]
             parts.append(data | ({"layers": place} if place else {}))
         return {"version": VERSION, "parts": parts}
 
     def trained_as(self) -> Encoding:  # type: ignore[override]
-        return combine([(one.trained_as(), place) for one, place in self.placed])
+        return combine([(part.trained_as(), place) for part, place in self.parts_with_layers])
 
     @once
     def adds(self) -> bool:
-        return any(one.adds for one in self.parts)
+        return any(part.adds for part in self.parts)
 
     @once
     def rotates(self) -> bool:
-        return any(one.rotates for one in self.parts)
+        return any(part.rotates for part in self.parts)
 
     @once
     def has_temperature(self) -> bool:
-        return any(one.has_temperature for one in self.parts)
+        return any(part.has_temperature for part in self.parts)
 
     @once
     def has_vectors(self) -> bool:
-        return any(one.has_vectors for one in self.parts)
+        return any(part.has_vectors for part in self.parts)
 
     @once
     def window(self) -> int | None:
-        given = [one.window for one in self.parts if one.window is not None]
-        return min(given, default=None)
+        windows = [part.window for part in self.parts if part.window is not None]
+        return min(windows, default=None)
 
     @once
     def learned(self) -> bool:  # type: ignore[override]
@@ -276,63 +279,44 @@ class Combination(Encoding):
 
     @once
     def learns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(key for one in self.parts for key in one.learns))
+        return tuple(dict.fromkeys(key for part in self.parts for key in part.learns))
 
     @once
     def terms(self) -> tuple[str, ...]:
-        return tuple(term for term in TERMS if any(term in one.terms for one in self.parts))
+        return tuple(term for term in TERMS if any(term in part.terms for part in self.parts))
 
     @property
     def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(f"{one.name}.{name}" for one in self.parts for name in one.per_layer)
+        return tuple(f"{part.name}.{name}" for part in self.parts for name in part.per_layer)
 
     def absolute(self, positions: ArrayLike, dim: int, **lengths: Any) -> np.ndarray:
-        vectors = self._of_parts(
-            "absolute", lambda one: one.adds, lambda one: one.absolute(positions, dim, **lengths)
-        )
+        vectors = self._of_parts("absolute", positions, dim, **lengths)
         return sum(vectors[1:], start=vectors[0])
 
     def rope_table(self, positions: ArrayLike, head_dim: int, **lengths: Any) -> Any:
-        (found,) = self._of_parts(
-            "rope_table",
-            lambda one: one.rotates,
-            lambda one: one.rope_table(positions, head_dim, **lengths),
-        )
-        return found
+        (cos_sin,) = self._of_parts("rope_table", positions, head_dim, **lengths)
+        return cos_sin
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
-        found = self._of_parts(
-            "table",
-            lambda one: "table" in one.terms,
-            lambda one: one.table(length, head_dim, causal=causal),
-        )
-        sizes = [p.shape[-1] for p, _, _ in found]
+        tables = self._of_parts("table", length, head_dim, causal=causal)
+        sizes = [p.shape[-1] for p, _, _ in tables]
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"the tables of '{self}' have {' and '.join(map(str, sizes))} columns, because "
                 "other queries read them: call table() of the parts"
             )
-        return Table(*_summed(found, length, causal, axis=-2))
+        return Table(*_summed(tables, length, causal, axis=-2))
 
     def slopes(self, heads: int) -> np.ndarray:
-        found = self._of_parts(
-            "slopes", lambda one: "slopes" in one.terms, lambda one: one.slopes(heads)
-        )
-        return sum(found[1:], start=found[0])
+        slopes = self._of_parts("slopes", heads)
+        return sum(slopes[1:], start=slopes[0])
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
-        found = self._of_parts(
-            "bias",
-            lambda one: "bias" in one.terms,
-            lambda one: one.bias(length, heads, causal=causal),
-        )
-        return Bias(*_summed(found, length, causal, axis=-1))
+        biases = self._of_parts("bias", length, heads, causal=causal)
+        return Bias(*_summed(biases, length, causal, axis=-1))
 
     def temperature(self, positions: ArrayLike) -> np.ndarray:
-        found = self._of_parts(
-            "temperature", lambda one: one.has_temperature, lambda one: one.temperature(positions)
-        )
-        return reduce(mul, found)
+        return reduce(mul, self._of_parts("temperature", positions))
 
     def parameters(
         self, head_dim: int, heads: int, dim: int | None = None
@@ -340,10 +324,10 @@ class Combination(Encoding):
         if not self.learned:
             return super().parameters(head_dim, heads)
         return {
-            f"{one.name}.{name}": value
-            for one in self.parts
-            if one.learns
-            for name, value in initial_parameters(one, head_dim, heads, dim).items()
+            f"{part.name}.{name}": value
+            for part in self.parts
+            if part.learns
+            for name, value in initial_parameters(part, head_dim, heads, dim).items()
         }
 
     def _learns_not(self, method: str, learned: str) -> NoReturn:
@@ -352,22 +336,25 @@ class Combination(Encoding):
             "learn"
         )
 
-    def _of_parts(
-        self, method: str, applies: Callable[[Encoding], bool], call: Callable[[Encoding], Any]
-    ) -> list[Any]:
-        """Return what the parts give that have a method."""
-        chosen = [(one, place) for one, place in self.placed if applies(one)]
-        if not chosen:
+    def _of_parts(self, method: str, *args: Any, **options: Any) -> list[Any]:
+        """Return the results of the parts to which a method applies."""
+        abilities = {"absolute": "adds", "rope_table": "rotates", "temperature": "has_temperature"}
+        acting = [
+            (part, place)
+            for part, place in self.parts_with_layers
+            if (method in part.terms if method in TERMS else getattr(part, abilities[method]))
+        ]
+        if not acting:
             self._does_not_apply(method)
-        if any(place for _, place in chosen):
+        if any(place for _, place in acting):
             raise ValueError(
                 f"{method}() needs one layer, and '{self}' differs by layer: call "
                 f"encoding.at(layer, layers).{method}(...)"
             )
-        return [call(one) for one, _ in chosen]
+        return [getattr(part, method)(*args, **options) for part, _ in acting]
 
 
-def combine(placed: Iterable[tuple[Encoding, str | None]]) -> Encoding:
+def combine(parts: Iterable[tuple[Encoding, str | None]]) -> Encoding:
     """Return the encoding with these parts, each with its layers or None for all layers.
 
     Raises
@@ -376,34 +363,34 @@ def combine(placed: Iterable[tuple[Encoding, str | None]]) -> Encoding:
         If two parts rotate, have the same name, or "none" stands beside another part; or if an
         absolute part has layers.
     """
-    placed = tuple(placed)
-    if len(placed) == 1 and placed[0][1] is None:
-        return placed[0][0]
-    return Combination(placed)
+    parts = tuple(parts)
+    if len(parts) == 1 and parts[0][1] is None:
+        return parts[0][0]
+    return Combination(parts)
 
 
-def _check_together(one: Encoding, other: Encoding) -> None:
+def _check_together(part: Encoding, other: Encoding) -> None:
     """Raise ValueError if two encodings cannot act in one layer."""
-    for none, beside in ((one, other), (other, one)):
+    for none, beside in ((part, other), (other, part)):
         if not (none.adds or none.in_attention):
             raise ValueError(
                 f"'{none}' is no position encoding, and the same layer has '{beside}': leave the "
                 f"layer out of the layers that '{beside}' names after @"
             )
-    if all(part.rotates or part.has_vectors for part in (one, other)):
-        raise ValueError(f"at most one part can rotate, got '{one}' and '{other}'")
-    if one.name == other.name:
-        raise ValueError(f"a name can stand once in a combination, got '{one}' and '{other}'")
+    if all(x.rotates or x.has_vectors for x in (part, other)):
+        raise ValueError(f"at most one part can rotate, got '{part}' and '{other}'")
+    if part.name == other.name:
+        raise ValueError(f"a name can stand once in a combination, got '{part}' and '{other}'")
 
 
-def _summed(found: list[Any], length: int, causal: bool, axis: int) -> tuple[np.ndarray, int, str]:
+def _summed(terms: list[Any], length: int, causal: bool, axis: int) -> tuple[np.ndarray, int, str]:
     """Return the sum of tables or biases, with a row for each distance among `length` tokens."""
-    if len(found) == 1:
-        return found[0]
+    if len(terms) == 1:
+        return terms[0]
     low = 0 if causal else 1 - checks.integer("length", length, 1)
     deltas = np.arange(low, length)
-    every = [rows_at(deltas, rows, first, beyond, axis=axis) for rows, first, beyond in found]
-    return sum(every[1:], start=every[0]), low, "zero"
+    summands = [rows_at(deltas, rows, first, beyond, axis=axis) for rows, first, beyond in terms]
+    return sum(summands[1:], start=summands[0]), low, "zero"
 
 
 # ---------------------------------------------------------------- reading
@@ -428,14 +415,14 @@ def read_dict(data: Mapping[str, Any]) -> Encoding:
             "the dict of an encoding needs a 'name' and options, or a list of 'parts'; got the "
             f"keys {list(data)}"
         )
-    placed = []
+    parts_with_layers = []
     for part in parts:
-        one = dict(part) if isinstance(part, Mapping) else part
-        place = one.pop("layers", None) if isinstance(one, dict) else None
-        if isinstance(one, dict) and "parts" in one:
+        data = dict(part) if isinstance(part, Mapping) else part
+        place = data.pop("layers", None) if isinstance(data, dict) else None
+        if isinstance(data, dict) and "parts" in data:
             raise ValueError("a part is one encoding with a 'name', got one with 'parts'")
-        placed.append((read_dict(one), None if place is None else check_layers(place)))
-    return combine(placed)
+        parts_with_layers.append((read_dict(data), None if place is None else check_layers(place)))
+    return combine(parts_with_layers)
 
 
 # Names that other people use, and the spec here.

@@ -25,11 +25,6 @@ class FoX(Encoding):
     gate f_l = sigmoid(x_l w_h + b_h) of head h. x is the input of the attention layer. Each layer
     has its own w and b.
 
-    Raises
-    ------
-    TypeError, ValueError
-        It has no options.
-
     References
     ----------
     Lin et al., "Forgetting transformer: softmax attention with a forget gate", ICLR 2025,

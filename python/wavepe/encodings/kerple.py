@@ -32,13 +32,6 @@ class Kerple(Encoding):
         "log" takes the kernel r1 log(1 + r2 abs(delta)), with r1 and r2 above 0. "power" takes
         r1 abs(delta)^r2, with r1 above 0 and r2 between 0 and 2.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Chi et al., "KERPLE: kernelized relative positional embedding for length extrapolation",

@@ -20,7 +20,7 @@ def layers_of(place: str, layers: int) -> frozenset[int]:
         If the text does not have this form, or an index is not a layer of the model. A slice may
         reach beyond the layers, as in Python.
     """
-    found: set[int] = set()
+    indices: set[int] = set()
     for item in place.split("."):
         if ":" not in item:
             index = _read_item(place, item)
@@ -28,10 +28,10 @@ def layers_of(place: str, layers: int) -> frozenset[int]:
                 raise ValueError(
                     f"@{place} names layer {index}, but the model has the layers 0..{layers - 1}"
                 )
-            found.add(index % layers)
+            indices.add(index % layers)
         else:
-            found.update(range(layers)[_read_item(place, item)])
-    return frozenset(found)
+            indices.update(range(layers)[_read_item(place, item)])
+    return frozenset(indices)
 
 
 def check_layers(place: str) -> str:
@@ -45,15 +45,15 @@ def check_layers(place: str) -> str:
 
 def _read_item(place: str, item: str) -> Any:
     """Return the index or the slice that an item of `place` stands for."""
-    found = _ITEM.fullmatch(item)
-    if found is None:
+    match = _ITEM.fullmatch(item)
+    if match is None:
         raise ValueError(
             f"@{place} must name layers by indices or slices, joined by dots, such as @0.3, @::2 "
             f"or @-4:; got {item!r}"
         )
     if ":" not in item:
         return int(item)
-    start, stop, step = (None if x is None else int(x) for x in found.groups())
+    start, stop, step = (None if x is None else int(x) for x in match.groups())
     if step == 0:
         raise ValueError(f"@{place}: the step of a slice must not be 0")
     return slice(start, stop, step)

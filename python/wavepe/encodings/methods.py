@@ -1,4 +1,4 @@
-"""What an encoding can do: the methods of `Encoding`, which a class overrides where they apply."""
+"""The methods of `Encoding`: a class overrides those that apply to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 else:
     once = functools.cached_property  # an encoding never changes
 
-# What an encoding can add to the scores. A method has the name of its term; a learned term has a
-# method learned_<term>, too.
+# Terms of the scores. A method has the name of its term; a learned term has a method
+# learned_<term>, too.
 TERMS = ("table", "slopes", "bias")
-# What a model can train, and the method that uses the parameters.
+# Things that a model can train, and the method that uses the parameters.
 LEARNED = {
     "table": "learned_table",
     "bias": "learned_bias",
@@ -88,7 +88,7 @@ class Methods:
 
     @once
     def learns(self) -> tuple[str, ...]:
-        """What a model trains: a selection of the keys of `LEARNED`."""
+        """The things that a model trains: a selection of the keys of `LEARNED`."""
         if not self.learned:
             return ()
         return tuple(key for key, method in LEARNED.items() if self._has(method))
@@ -115,7 +115,7 @@ class Methods:
 
     @once
     def terms(self) -> tuple[str, ...]:
-        """What is added to the scores: a selection of "table", "slopes" and "bias"."""
+        """The terms of the scores: a selection of "table", "slopes" and "bias"."""
         learns = self.learns
         return tuple(term for term in TERMS if term in learns or self._has(term))
 
@@ -241,21 +241,17 @@ class Methods:
 
         Parameters
         ----------
-        length : int
+        length, causal
             As in `table`.
         heads : int
             Number of query heads.
-        causal : bool
-            As in `table`.
 
         Returns
         -------
         b : array (heads, w), float64
             The numbers of delta = first..first+w-1. A learned encoding returns its initial values.
-        first : int
-            The delta of the first number.
-        beyond : str
-            What stands for numbers outside the bias: "zero" or "edge" (the nearest number).
+        first, beyond
+            As in `table`.
         """
         return Bias(*self._initial_term("bias", length, causal, heads=heads))
 
@@ -302,20 +298,16 @@ class Methods:
 
         Parameters
         ----------
-        length : int
+        length, causal
             As in `table`.
         parameters : mapping of str to Tensor
             Tensors with the names and shapes of `parameters`.
-        causal : bool
-            As in `table`.
 
         Returns
         -------
         p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
             In the dtype of the parameters, and differentiable in them.
-        first : int
-            As in `table`.
-        beyond : str
+        first, beyond
             As in `table`.
         """
         self._learns_not("learned_table", "no table")
@@ -323,46 +315,27 @@ class Methods:
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> Bias:
-        """Return the bias of a learned encoding for its parameters. It needs torch.
-
-        Parameters
-        ----------
-        length, parameters, causal
-            As in `learned_table`.
+        """Return the bias of a learned encoding, for the arguments of `learned_table`.
 
         Returns
         -------
         b : Tensor (heads, w)
             In the dtype of the parameters, and differentiable in them.
-        first : int
-            As in `bias`.
-        beyond : str
-            As in `bias`.
+        first, beyond
+            As in `table`.
         """
         self._learns_not("learned_bias", "no bias")
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
-        """Return what a learned encoding does to the queries; `Query` has the formula.
+        """Return u, v and the projection of a learned encoding; `Query` has the formula.
 
-        Parameters
-        ----------
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
-
-        Returns
-        -------
-        u, v, projection : Tensors, or None
-            As in `Query`.
+        The arguments of this method, `learned_sinks`, `input_query` and `input_decay` are
+        `parameters`, tensors with the names and shapes of `parameters()`, and x.
         """
         self._learns_not("learned_query", "nothing for the queries")
 
     def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return a number for each head that takes part in the softmax as a score without a value.
-
-        Parameters
-        ----------
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
 
         Returns
         -------
@@ -409,8 +382,6 @@ class Methods:
         ----------
         x : Tensor (B, m, dim)
             The input of the attention layer, of the tokens of the queries.
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
 
         Returns
         -------
@@ -427,8 +398,6 @@ class Methods:
         ----------
         x : Tensor (B, n, dim)
             The input of the attention layer.
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
 
         Returns
         -------
@@ -447,19 +416,19 @@ class Methods:
         import torch
 
         initial = initial_parameters(self, head_dim, heads, 1)
-        given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
-        method = f"learned_{term}"
-        rows = getattr(self, method)(length, given, causal=causal)
-        found, first, beyond = checked_return(self, method, rows, heads=heads, head_dim=head_dim)
-        found = found[0] if term == "table" and found.dim() == 3 else found
-        return found.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
+        tensors = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
+        method, size = f"learned_{term}", {"heads": heads, "head_dim": head_dim}
+        returned = getattr(self, method)(length, tensors, causal=causal)
+        rows, first, beyond = checked_return(self, method, returned, **size)
+        rows = rows[0] if term == "table" and rows.dim() == 3 else rows
+        return rows.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
 
     def _does_not_apply(self, method: str) -> NoReturn:
-        own = ["absolute"] * self.adds + ["rope_table"] * self.rotates + [*self.terms]
-        own += ["temperature"] * self.has_temperature
+        methods = ["absolute"] * self.adds + ["rope_table"] * self.rotates + [*self.terms]
+        methods += ["temperature"] * self.has_temperature
         raise NotImplementedError(
             f"{method}() does not apply to the encoding '{self}': it has "
-            f"{' and '.join(f'{key}()' for key in own) or 'no such method'}"
+            f"{' and '.join(f'{key}()' for key in methods) or 'no such method'}"
         )
 
     def _learns_not(self, method: str, learned: str) -> NoReturn:
@@ -487,8 +456,8 @@ def initial_parameters(
         raise ValueError(
             f"'{encoding}' reads the input of the attention layer and needs its size: give dim="
         )
-    found: Any = encoding.parameters
-    return dict(found(head_dim, heads, dim=dim))
+    parameters_with_dim: Any = encoding.parameters
+    return dict(parameters_with_dim(head_dim, heads, dim=dim))
 
 
 def checked_return(

@@ -30,13 +30,6 @@ class PoPE(Encoding):
     theta : float
         The base of the frequencies.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Gopalakrishnan et al., "Decoupling the what and where with polar coordinate positional

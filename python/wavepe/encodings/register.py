@@ -104,9 +104,9 @@ def _check_class(cls: Any) -> None:
         raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
     fields = dataclasses.fields(cls)
     asked = cls.learned is not False or any(field.name == "learned" for field in fields)
-    given = [key for key in (*_LEARNED, "parameters") if has(key) and key not in _METHODS]
-    if given and not (asked or has("learns")):
-        raise TypeError(f"{cls.__name__} has {given[0]}() and needs learned = True")
+    using = [key for key in (*_LEARNED, "parameters") if has(key) and key not in _METHODS]
+    if using and not (asked or has("learns")):
+        raise TypeError(f"{cls.__name__} has {using[0]}() and needs learned = True")
     if asked and not (learned and has("parameters")):
         raise TypeError(
             f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"

@@ -35,13 +35,6 @@ class Relative(Encoding):
     rank : int
         The number of columns of the table, and of numbers in r.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Thinking Machines, Inkling, 2026; `InklingRelativeLogits` of transformers.

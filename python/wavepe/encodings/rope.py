@@ -142,14 +142,14 @@ class RoPE(Encoding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind, given = self.type or "default", self._scaling()
-        if self.fraction != 1 and (self.type is not None or given):
+        kind, scaling = self.type or "default", self._scaling()
+        if self.fraction != 1 and (self.type is not None or scaling):
             other = "type" if self.type is not None else "partial_rotary_factor"
             raise ValueError(
                 f"{self.name} fraction={self.fraction} cannot be combined with {other}: "
                 "type=proportional with partial_rotary_factor is the same rotation"
             )
-        for key in given:
+        for key in scaling:
             if key not in known_keys(kind):
                 raise ValueError(
                     f"{self.name} {key} needs a type that has it: "
@@ -158,7 +158,7 @@ class RoPE(Encoding):
                 )
         try:
             # The trained length, which is known later, replaces a missing original length.
-            check_parameters(kind, given, later=(ORIGINAL,))
+            check_parameters(kind, scaling, later=(ORIGINAL,))
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         if self.factor == "scaled" and kind not in _SCALED_FACTORS:
@@ -205,10 +205,10 @@ class RoPE(Encoding):
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
         kind = None if self.type == "default" else self.type
-        given: dict[str, Any] = {"theta": theta, "interleaved": self.interleaved or None}
+        options: dict[str, Any] = {"theta": theta, "interleaved": self.interleaved or None}
         if kind == "dynamic" or self.factor == "scaled":
-            return RoPE(**given, partial_rotary_factor=self.partial_rotary_factor)
-        return dataclasses.replace(super().trained_as(), **given, type=kind)
+            return RoPE(**options, partial_rotary_factor=self.partial_rotary_factor)
+        return dataclasses.replace(super().trained_as(), **options, type=kind)
 
     def frequencies(
         self,
@@ -272,16 +272,16 @@ class RoPE(Encoding):
 
     def _scaling_at(self, length: int | None, trained_length: int | None) -> dict[str, Any]:
         """Return the rope parameters for a sequence of `length`."""
-        given = {"rope_type": self.type or "default", **self._scaling()}
+        parameters = {"rope_type": self.type or "default", **self._scaling()}
         if self.factor != "scaled":
-            return given
+            return parameters
         trained = self.original_max_position_embeddings
         if trained is None:
             trained = self._needed("trained_length", trained_length)
         factor = self._needed("length", length) / trained
         if factor > 1:
-            return {**given, "factor": factor}
-        return {key: given[key] for key in given.keys() & {"partial_rotary_factor"}}
+            return {**parameters, "factor": factor}
+        return {key: parameters[key] for key in parameters.keys() & {"partial_rotary_factor"}}
 
     def _inference_base(
         self, theta: float, length: int | None, trained_length: int | None

@@ -36,13 +36,6 @@ class Sandwich(Encoding):
     dim : int
         Size of the sinusoidal encoding, even. The authors use 128.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Chi et al., "Dissecting transformer length extrapolation via the lens of receptive field

@@ -33,13 +33,6 @@ class Shaw(Encoding):
         The largest distance with a row of its own. All larger distances use its row. The authors
         use 16.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Shaw et al., "Self-attention with relative position representations", NAACL 2018,

@@ -31,13 +31,6 @@ class Sink(Encoding):
         The initial value of the sinks. With a negative number, such as -8, a swap changes a
         trained model least.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, arXiv 2508.10925; Xiao et al., "Efficient

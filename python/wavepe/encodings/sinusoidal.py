@@ -30,13 +30,6 @@ class Sinusoidal(Encoding):
     reversed : bool
         Use the position length - m instead of m: length-difference encoding (LDPE).
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Vaswani et al., "Attention is all you need", NeurIPS 2017, arXiv 1706.03762. LRPE and LDPE:

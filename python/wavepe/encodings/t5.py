@@ -38,13 +38,6 @@ class T5(Encoding):
         All distances from here on are in the last bucket, which begins a little earlier. It must
         be above half of `buckets`.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text

@@ -33,13 +33,6 @@ class Temperature(Encoding):
     alpha : float
         How much the factor grows.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Nakanishi, "Scalable-Softmax is superior for attention", 2025, arXiv 2501.19399; the model files
@@ -69,8 +62,8 @@ class Temperature(Encoding):
             m = np.asarray(m, np.float64)
         m = xp.clip(m, 0, None)  # padding may stand before the first token
         if self.kind == "inkling":
-            grown = xp.log(xp.clip((m + 1) / self.floor, 1.0, None))
+            logarithm = xp.log(xp.clip((m + 1) / self.floor, 1.0, None))
         else:
-            grown = xp.log1p(xp.floor((m + (self.kind == "llama4")) / self.floor))
-        found: np.ndarray = 1 + self.alpha * grown
-        return found
+            logarithm = xp.log1p(xp.floor((m + (self.kind == "llama4")) / self.floor))
+        factors: np.ndarray = 1 + self.alpha * logarithm
+        return factors

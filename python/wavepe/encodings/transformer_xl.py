@@ -35,13 +35,6 @@ class TransformerXL(Encoding):
         holds d sine waves of the distance, and nothing is learned. The wavelet paper compares with
         this form.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context",

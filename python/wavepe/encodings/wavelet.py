@@ -237,18 +237,18 @@ class Wavelet(Encoding):
             return super().parameters(head_dim, heads)
         scale, shift = self.grid(head_dim)
         heads = checks.integer("wavelet heads", heads, 1)
-        found = {"scale": scale, "shift": shift} if self.learned else {}
+        initial = {"scale": scale, "shift": shift} if self.learned else {}
         if self.biases:
-            found |= {key: np.zeros((heads, head_dim)) for key in "uv"}
+            initial |= {key: np.zeros((heads, head_dim)) for key in "uv"}
         if self._projects:
             columns = len(scale)
             matrix = np.zeros((heads, head_dim, columns))
             matrix[:, np.arange(columns) * head_dim // columns, np.arange(columns)] = 1
-            found["projection"] = matrix
+            initial["projection"] = matrix
         if self.from_input:
             size = (heads, len(scale), checks.integer("wavelet dim", dim, 1))
-            found["r_proj"] = np.zeros(size)
-        return found
+            initial["r_proj"] = np.zeros(size)
+        return initial
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
         if "query" not in self.learns:

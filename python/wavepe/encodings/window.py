@@ -22,13 +22,6 @@ class Window(Encoding):
     size : int
         The number of tokens that a query sees, its own token included.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Beltagy et al., "Longformer: the long-document transformer", 2020, arXiv 2004.05150.

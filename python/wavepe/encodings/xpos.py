@@ -42,13 +42,6 @@ class XPos(Encoding):
     gamma : float
         How much the slowest shrinking differs from the fastest.
 
-    Raises
-    ------
-    TypeError
-        If an option has a wrong type.
-    ValueError
-        If an option has a wrong value.
-
     References
     ----------
     Sun et al., "A length-extrapolatable transformer", ACL 2023, arXiv 2212.10554.

@@ -41,7 +41,7 @@ class DecoderPositions(nn.Module):
         self.encoding = encoding
         self._sizes, self._layers = (head_dim, heads, dim), layers
         self.attention = Learned(encoding, head_dim, heads, True, layer=False, dim=dim)
-        acting = [(part, place) for part, place in encoding.placed if not part.adds]
+        acting = [(part, place) for part, place in encoding.parts_with_layers if not part.adds]
         self._acting = combine(acting) if acting else read_encoding("none")
         # In a tuple, so that they are children of their layers only.
         self._in_layers: tuple[PositionEncoding, ...] = ()

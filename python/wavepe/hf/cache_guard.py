@@ -120,7 +120,10 @@ def _without_frequencies(spec: StoredSpec) -> str:
     combined = encoding(spec)
     if combined.parts == (combined,):  # its part's name tells it apart
         return ""
-    texts = [(part.name if part.rotates else str(part), place) for part, place in combined.placed]
+    texts = [
+        (part.name if part.rotates else str(part), place)
+        for part, place in combined.parts_with_layers
+    ]
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 

@@ -25,7 +25,7 @@ def is_own(part: Encoding) -> bool:
 
 def without_own(encoding: Encoding) -> Encoding | None:
     """Return the encoding without the model's own part; None if nothing is left."""
-    kept = [(part, place) for part, place in encoding.placed if not is_own(part)]
+    kept = [(part, place) for part, place in encoding.parts_with_layers if not is_own(part)]
     return combine(kept) if kept else None
 
 

@@ -101,7 +101,7 @@ class LayerEncodings:
         count = len(has_positions)
         if self.everywhere is not None:
             whole = self.everywhere
-            naming = [(part, place) for part, place in whole.placed if place is not None]
+            naming = [(part, place) for part, place in whole.parts_with_layers if place is not None]
             bare: list[Encoding | None] = [None] * count
             if naming:
                 named = [combine(naming).at(layer, count) for layer in range(count)]

@@ -55,8 +55,8 @@ class AbsoluteVectors:
             )
         if self.follows_length and positions.numel():
             rows = positions.cpu().numpy()
-            found = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
-            return to_torch(np.stack(found), positions.device)
+            vectors_of_rows = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
+            return to_torch(np.stack(vectors_of_rows), positions.device)
         lengths = (self.length, self.trained_length) if self._depends_on_length else (None, None)
         if torch.compiler.is_compiling():
             return graph_vectors(self._name, positions, self.dim, below, *lengths)
@@ -69,10 +69,10 @@ class AbsoluteVectors:
         """
         refuse_trace(self.encoding)
         length = (self.length or max(stop, 1)) if self._depends_on_length else None
-        given = (start, stop, self.dim, length, self.trained_length, device)
+        sizes = (start, stop, self.dim, length, self.trained_length, device)
         if torch.compiler.is_compiling():
-            return graph_range(self._name, *given)
-        return range_of(self.encoding, *given)
+            return graph_range(self._name, *sizes)
+        return range_of(self.encoding, *sizes)
 
     def _of_row(self, positions: np.ndarray, length: int) -> np.ndarray:
         return self.encoding.absolute(

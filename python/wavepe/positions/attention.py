@@ -75,11 +75,11 @@ class PositionEncoding(Learned):
 
     def check_fits(self, head_dim: int, heads: int, causal: bool) -> None:
         """Raise ValueError if this is not the encoding of a layer of that kind."""
-        own = (self._head_dim, self._heads, self._causal)
-        if own != (head_dim, heads, causal):
+        sizes = (self._head_dim, self._heads, self._causal)
+        if sizes != (head_dim, heads, causal):
             raise ValueError(
                 "a position_encoding can be shared by layers of one head_dim, heads and causal; "
-                f"got that of {own} for {(head_dim, heads, causal)}"
+                f"got that of {sizes} for {(head_dim, heads, causal)}"
             )
 
     @property
@@ -127,13 +127,13 @@ class PositionEncoding(Learned):
         cos, sin = angles(current, k, positions, start=start)
         interleaved = bool(schedule.rope.interleaved)
         if q.shape[-2] == k.shape[-2]:
-            new_q, k = ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
-            return new_q, k, Rotated(cos, sin, interleaved, q)
+            rotated_q, k = ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
+            return rotated_q, k, Rotated(cos, sin, interleaved, q)
         k = ops.rope(k, cos, sin, interleaved=interleaved)
-        last = k.shape[-2] - q.shape[-2]
-        cos, sin = cos[..., last:, :], sin[..., last:, :]
-        new_q = ops.rope(q, cos, sin, interleaved=interleaved)
-        return new_q, k, Rotated(cos, sin, interleaved, q)
+        first_query = k.shape[-2] - q.shape[-2]
+        cos, sin = cos[..., first_query:, :], sin[..., first_query:, :]
+        rotated_q = ops.rope(q, cos, sin, interleaved=interleaved)
+        return rotated_q, k, Rotated(cos, sin, interleaved, q)
 
     def cache_state(self, length: int) -> CacheState:
         """Return the state of a cache of `length` tokens that another module keeps."""
@@ -149,7 +149,7 @@ class PositionEncoding(Learned):
         shared: Terms | None = None,
         x: Tensor | None = None,
     ) -> Terms:
-        """Return what the encoding has learned, for `attend`.
+        """Return the learned terms of the encoding, for `attend`.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class PositionEncoding(Learned):
         state : CacheState, optional
             The state of the cache.
         shared : mapping of str to LearnedTerms, optional
-            What another module learns for several layers.
+            The terms that another module learns for several layers.
         x : Tensor (B, L, dim), optional
             The input of the layer, of the new tokens.
         """
@@ -170,7 +170,7 @@ class PositionEncoding(Learned):
         return learned
 
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
-        """Return the keys as a cache must hold them, with what the input says of each token."""
+        """Return the keys as a cache must hold them: each with the decay of its token, if any."""
         return self._scores.with_decay(k, learned) if self._scores.has_decay else k
 
     def attend(

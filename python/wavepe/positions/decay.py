@@ -59,7 +59,7 @@ def with_sums(
     of_query, of_keys = as_columns(total.gather(-1, place), q), as_columns(-total, k)
     parts = of_query.shape[-1]
     # A query reads the columns of its own head, among those of its key head.
-    own = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
-    own = own.repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
+    selection = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
+    selection = selection.repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
     ones = k.new_ones(()).expand(*k.shape[:3], parts)
-    return torch.cat([q, own, of_query], -1), torch.cat([k, of_keys, ones], -1)
+    return torch.cat([q, selection, of_query], -1), torch.cat([k, of_keys, ones], -1)

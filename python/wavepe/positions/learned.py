@@ -1,4 +1,4 @@
-"""Parameters of learned encodings, and what the parts of an encoding make of them."""
+"""The parameters of learned encodings, and the terms that the parts compute from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import capacity_range
 
 
 class LearnedTerms(NamedTuple):
-    """What one part of an encoding makes of its parameters; None for what it does not learn.
+    """The terms that a part of an encoding computes from its parameters; None: not learned.
 
     Where a layer has some of the parameters for itself, `shared` holds the others, and the layer
     makes the terms. The last two come from the input of the layer: the queries of the table, and
@@ -36,7 +36,7 @@ class LearnedTerms(NamedTuple):
     input_decay: Tensor | None = None
 
 
-Terms = Mapping[str, LearnedTerms]  # the name of a part -> what it has learned
+Terms = Mapping[str, LearnedTerms]  # by the name of the part
 
 
 class KeptTerms(dict[str, LearnedTerms]):
@@ -48,7 +48,7 @@ class KeptTerms(dict[str, LearnedTerms]):
 
 
 class _Entry(NamedTuple):
-    """Terms of `low` < keys <= `high` tokens, and what they were computed from."""
+    """Terms for `low` < keys <= `high` tokens, and the state of the parameters behind them."""
 
     low: int
     high: int
@@ -163,15 +163,15 @@ class Learned(nn.Module):
         encoding = self.encoding
         if isinstance(encoding, Combination) or not encoding.learns:
             return {}
-        found = self._all_initial()
+        values = self._all_initial()
         for name in encoding.per_layer:
-            if name not in found:
+            if name not in values:
                 raise ValueError(
-                    f"'{encoding}' names {name} in per_layer, but it has {', '.join(found)}"
+                    f"'{encoding}' names {name} in per_layer, but it has {', '.join(values)}"
                 )
         return {
             name: torch.from_numpy(np.ascontiguousarray(value, np.float64))
-            for name, value in found.items()
+            for name, value in values.items()
             if self._layer is None or self._layer == (name in encoding.per_layer)
         }
 
@@ -292,21 +292,21 @@ class Learned(nn.Module):
         terms[encoding.name] = _lasting(LearnedTerms(**fields))
         return terms
 
-    def _check_shape(self, says: str, found: Tensor, needed: tuple[int, ...]) -> None:
-        """Raise ValueError, with what the encoding must do, if a tensor has another shape."""
-        if tuple(found.shape) != needed:
-            raise ValueError(f"'{self.encoding}': {says} {needed}, got {tuple(found.shape)}")
+    def _check_shape(self, rule: str, x: Tensor, needed: tuple[int, ...]) -> None:
+        """Raise ValueError, with the rule of the encoding, if a tensor has another shape."""
+        if tuple(x.shape) != needed:
+            raise ValueError(f"'{self.encoding}': {rule} {needed}, got {tuple(x.shape)}")
 
     def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Any]:
-        """Return what the parameters make of the layer's input."""
+        """Return the terms that the parameters compute from the layer's input."""
         good = x is not None and x.dim() == 3 and x.shape[-1] == self._dim
         if x is None or not (good and x.is_floating_point()):
-            given = "none" if x is None else f"{tuple(x.shape)} of {x.dtype}"
+            got = "none" if x is None else f"{tuple(x.shape)} of {x.dtype}"
             raise ValueError(
                 f"'{self.encoding}' reads the input of the attention layer: give x of shape "
-                f"(B, tokens, {self._dim}), floating point; got {given}"
+                f"(B, tokens, {self._dim}), floating point; got {got}"
             )
-        found, encoding, heads = {}, self.encoding, self._heads
+        terms, encoding, heads = {}, self.encoding, self._heads
         batch, tokens, _ = x.shape
         needed = {
             "input_query": (batch, heads, tokens, self._columns),
@@ -314,9 +314,9 @@ class Learned(nn.Module):
         }
         for name in needed.keys() & self._learns:
             with full_precision(x.device.type):
-                found[name] = getattr(encoding, name)(x, parameters)
-            self._check_shape(f"{name} must return", found[name], needed[name])
-        return found
+                terms[name] = getattr(encoding, name)(x, parameters)
+            self._check_shape(f"{name} must return", terms[name], needed[name])
+        return terms
 
     def _checked(self, query: Any) -> Query:
         """Return the query; TypeError or ValueError if it is none, or a shape is wrong."""
@@ -361,11 +361,11 @@ def _lasting(terms: Any) -> Any:
     return type(terms)(*map(_lasting, terms)) if isinstance(terms, tuple) else terms
 
 
-def named_as_in(whole: Encoding, one: Encoding) -> Encoding:
+def named_as_in(model_encoding: Encoding, encoding: Encoding) -> Encoding:
     """Return the encoding of a layer, with parameters that are named as those of the model are."""
-    if not isinstance(whole, Combination):
-        return one
-    return Combination(tuple((part, None) for part in one.parts))
+    if not isinstance(model_encoding, Combination):
+        return encoding
+    return Combination(tuple((part, None) for part in encoding.parts))
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:

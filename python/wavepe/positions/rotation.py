@@ -14,7 +14,7 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
-from .tables import FIX_LENGTH, LARGEST_TABLE, keep_by_length, refuse_trace
+from .tables import FIX_LENGTH, LARGEST_TABLE, cached_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
@@ -169,7 +169,7 @@ def angles(
     )
 
 
-@keep_by_length
+@cached_by_length
 def _first_rows(
     count: int, frequencies: Frequencies, precision: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:

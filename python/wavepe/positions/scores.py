@@ -1,4 +1,4 @@
-"""What an encoding adds to the scores of a layer: tables that queries read, slopes and biases."""
+"""The terms that an encoding adds to the scores: tables that queries read, slopes and biases."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Scores:
     has_decay : bool
         Whether keys get columns, see `with_decay`.
     extended : SelfExtend, optional
-        What makes two calls of one, outside training.
+        The two calls of attention that replace one, outside training.
     reads_positions : bool
         Whether positions matter, and not their differences alone.
     """
@@ -175,7 +175,7 @@ class Scores:
         k : Tensor (B, Hk, n, d)
             The keys, rotated likewise. With a decay from the input, `with_decay` has added columns.
         learned : mapping of str to LearnedTerms
-            What the parts learn.
+            The learned terms of the parts.
         rotated : Rotated, optional
             How the queries were rotated.
         scale : float, optional
@@ -206,10 +206,10 @@ class Scores:
             joined = joined + [(p, table_queries(unrotated_q, query)) for p, query in terms.joined]
         if joined:
             self._join(kernel_args, joined, q, keys)
-        if terms.sinks or sinks is not None:  # several are one of the same weight
-            layers = [] if sinks is None else [sinks]
-            given = (x.to(q.device, wide(q)) for x in layers + terms.sinks)
-            kernel_args["sinks"] = reduce(torch.logaddexp, given)
+        if terms.sinks or sinks is not None:  # several weigh as much as their sum
+            all_sinks = terms.sinks if sinks is None else [sinks, *terms.sinks]
+            converted = (x.to(q.device, wide(q)) for x in all_sinks)
+            kernel_args["sinks"] = reduce(torch.logaddexp, converted)
         if self._changes_vectors or self._has_temperature:
             factor = default_scale(q) if scale is None else scale
             self._change_vectors(kernel_args, learned, factor, indices)
@@ -254,7 +254,7 @@ class Scores:
         return out.to(q.dtype)
 
     def window(self, window: int | None) -> int | None:
-        """Return the smaller one of a layer's window and the encoding's."""
+        """Return the smaller of a layer's window and the encoding's."""
         if window is None or self._window is None:
             return self._window if window is None else window
         return min(window, self._window)
@@ -337,7 +337,7 @@ class Scores:
         is_separate = shift is not None or query is not None
         return _Terms(arguments, shift, query, is_separate, joined, from_input, sinks)
 
-    # ---- queries and keys that are not what the model gave ----
+    # ---- changed queries and keys ----
 
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
         """Return the keys with more columns, which hold each token's decay in a cache."""
@@ -425,7 +425,7 @@ class Scores:
         return Bias(reduce(add, rows)[..., 0], self._first(keys) - 1, "edge")
 
     def _all(self, rows: Tensor, first: int, beyond: str, keys: int) -> Tensor:
-        """Return the rows of all distances, and one for what lies before them.
+        """Return the rows of all distances, and a row for the distances before them.
 
         A user's own mask may show later keys to a causal model. Then each part has its own row or
         zeros there, and so has the sum.
@@ -443,7 +443,7 @@ class Scores:
     def _merged(
         self, tables: list[tuple[Any, LearnedTerms]], q: Tensor, keys: int, factor: float
     ) -> tuple[Tensor, list[Bias]]:
-        """Return one table for q itself, and biases, that add what several tables add.
+        """Return one table for q itself, and biases, whose sum is that of several tables.
 
         (q + v) W p = q (W p) + v W p: the first term is a table for each head, and the second is a
         number for each head and distance.
@@ -472,7 +472,7 @@ def _converted(query: Query | None, q: Tensor) -> Query | None:
 
 
 def table_queries(q: Tensor, query: Query | None) -> Tensor:
-    """Return the queries of a table, (q + v) W, for what `_converted` returned."""
+    """Return the queries of a table, (q + v) W, for a query of `_converted`."""
     if query is None:
         return q
     if query.v is not None:

@@ -44,29 +44,30 @@ class SelfExtend:
         self._inv_freq = DeviceConstant(inv_freq)
 
     def attend(
-        self, given: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
+        self, kernel_args: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
     ) -> Tensor:
         """Call `ops.attention` twice, for the near keys and for the far ones.
 
         Parameters
         ----------
-        given : dict
+        kernel_args : dict
             The arguments of one call.
         queries, keys : int64 Tensor (B|1, m), (B|1, n)
             The positions.
         interleaved : bool
             How q and k were rotated.
         """
-        near, window, q, k = self._near, given.get("window"), given["q"], given["k"]
+        near, window = self._near, kernel_args.get("window")
+        q, k = kernel_args["q"], kernel_args["k"]
         if k.shape[2] <= near or (window is not None and window <= near):
-            out: Any = ops.attention(**given)
+            out: Any = ops.attention(**kernel_args)
             return out
-        parts = [ops.attention(**{**given, "window": near}, return_lse=True)]
+        parts = [ops.attention(**{**kernel_args, "window": near}, return_lse=True)]
         shift = 0 if self._group is None else near // self._group
-        offset = given.get("offset")
+        offset = kernel_args.get("offset")
         offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near
         far = {
-            **given,
+            **kernel_args,
             "q": self._moved(q, queries, near - shift, interleaved),
             "k": self._moved(k, keys, 0, interleaved),
             "offset": offset,

@@ -75,7 +75,7 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
     return _built(build, arguments, registrations())
 
 
-def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
+def cached_by_length(build: Callable[..., T]) -> Callable[..., T]:
     """Decorate a function of a length and other arguments so that its results are kept.
 
     The function is called with a capacity, a length at or above the given one. So one result serves
@@ -83,14 +83,14 @@ def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
     """
 
     @functools.wraps(build)
-    def kept(length: int, *arguments: Any) -> T:
+    def cached(length: int, *arguments: Any) -> T:
         try:
             return build_once(build, capacity_for(length), *arguments)
         # An encoding may have fewer positions than the capacity: "binary" has 2^dim.
         except ValueError:
             return build_once(build, length, *arguments)
 
-    return kept
+    return cached
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,13 +100,13 @@ def _built(build: Callable[..., T], arguments: tuple[Any, ...], definitions: int
     return in_new_thread(lambda: build(*arguments))
 
 
-@keep_by_length
+@cached_by_length
 def constant_table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -> RelativeTable:
     """Return a table with a row for every distance among `keys` tokens."""
     return relative_table(*encoding.table(keys, head_dim, causal=causal))
 
 
-@keep_by_length
+@cached_by_length
 def constant_bias(
     keys: int,
     encoding: Encoding,
@@ -149,10 +149,10 @@ def _named_table(name: str, keys: int, columns: int, one_sided: bool) -> Relativ
 set_table_source(_named_table)
 
 
-def graph_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Tensor:
+def graph_rows(name: str, term: str, causal: bool, keys: int, *size: Any) -> Tensor:
     """Return the rows of `rows_of_distances` in a compiler's graph."""
     op = torch.ops.wavepe.constant_rows.default
-    return traced(op, _standard_rows)(name, term, causal, keys, *given)
+    return traced(op, _standard_rows)(name, term, causal, keys, *size)
 
 
 @torch.library.custom_op(
@@ -161,8 +161,8 @@ def graph_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Te
     schema="(str name, str term, bool causal, SymInt keys, SymInt size, ScalarType dtype, "
     "Device device) -> Tensor",
 )
-def _constant_rows(name: str, *given: Any) -> Tensor:
-    return rows_of_distances(encoding_named(name), *given)
+def _constant_rows(name: str, *arguments: Any) -> Tensor:
+    return rows_of_distances(encoding_named(name), *arguments)
 
 
 def rows_of_distances(
@@ -199,21 +199,21 @@ def _(name: str, term: str, causal: bool, keys: int, size: int, *place: Any) -> 
 # ---- constants of a program of standard operators -----------------------------------------------
 
 
-def rows_for(length: int | None, what: str) -> int:
+def rows_for(length: int | None, constant: str) -> int:
     """Return how many positions a constant of this program must have rows for.
 
     `length` is None if only values of the program tell it.
     """
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
-            f"wavepe: {what} becomes a constant of the program, which Dynamo cannot make: call "
+            f"wavepe: {constant} becomes a constant of the program, which Dynamo cannot make: call "
             "torch.export.export with strict=False"
         )
     most = None if length is None else largest(length)
     if most is not None:
         return most
     warnings.warn(
-        f"wavepe: nothing bounds the length of this program, so {what} has rows for {OPEN_LENGTH} "
+        f"wavepe: nothing bounds the length of this program, so {constant} has rows for {OPEN_LENGTH} "
         "tokens, and longer input will fail; to have more or fewer, give the dimension a bound, "
         "such as torch.export.Dim('length', max=4096)",
         stacklevel=2,
@@ -221,9 +221,9 @@ def rows_for(length: int | None, what: str) -> int:
     return OPEN_LENGTH
 
 
-def _standard_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Tensor:
+def _standard_rows(name: str, term: str, causal: bool, keys: int, *size: Any) -> Tensor:
     most = rows_for(keys, f"the table of {name!r}")
-    rows = build_once(rows_of_distances, encoding_named(name), term, causal, most, *given)
+    rows = build_once(rows_of_distances, encoding_named(name), term, causal, most, *size)
     place = torch.arange(0 if causal else 1 - keys, keys, device=rows.device)
     # An index beyond the end is an error.
     return rows.index_select(0, place if causal else place + (most - 1))

@@ -15,8 +15,8 @@ from .tables import (
     FIX_LENGTH,
     LARGEST_TABLE,
     build_once,
+    cached_by_length,
     encoding_named,
-    keep_by_length,
     rows_for,
 )
 
@@ -49,8 +49,8 @@ def range_of(encoding: Encoding, start: int, stop: int, *sizes: Any) -> Tensor:
         return _first_rows(stop, encoding, dim, device)[None, start:stop]
     # Vectors that follow the length are kept for whole sequences only. Each step of a generation
     # has another length.
-    given = (encoding, start, stop, *sizes)
-    return _rows(*given) if start else build_once(_rows, *given)
+    rows = (encoding, start, stop, *sizes)
+    return _rows(*rows) if start else build_once(_rows, *rows)
 
 
 def _rows(
@@ -71,7 +71,7 @@ def _options(length: int | None, trained_length: int | None) -> dict[str, Any]:
     return {} if length is None else {"length": length, "trained_length": trained_length}
 
 
-@keep_by_length
+@cached_by_length
 def _first_rows(count: int, encoding: Encoding, dim: int, device: torch.device) -> Tensor:
     return to_torch(encoding.absolute(np.arange(count), dim), device)
 
@@ -86,8 +86,8 @@ def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
     schema="(str name, Tensor positions, SymInt dim, SymInt? below, SymInt? length, "
     "SymInt? trained_length) -> Tensor",
 )
-def _absolute_vectors(name: str, *given: Any) -> Tensor:
-    return vectors(encoding_named(name), *given)
+def _absolute_vectors(name: str, *arguments: Any) -> Tensor:
+    return vectors(encoding_named(name), *arguments)
 
 
 @_absolute_vectors.register_fake
@@ -101,26 +101,26 @@ def _(name: str, positions: Tensor, dim: int, *_: int | None) -> Tensor:
     schema="(str name, SymInt start, SymInt stop, SymInt dim, SymInt? length, "
     "SymInt? trained_length, Device device) -> Tensor",
 )
-def _absolute_range(name: str, *given: Any) -> Tensor:
-    return range_of(encoding_named(name), *given).clone()  # a compiler may write to the result
+def _absolute_range(name: str, *arguments: Any) -> Tensor:
+    return range_of(encoding_named(name), *arguments).clone()  # a compiler may write to the result
 
 
 @_absolute_range.register_fake
-def _(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
-    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=given[-1])
+def _(name: str, start: int, stop: int, dim: int, *lengths: Any) -> Tensor:
+    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=lengths[-1])
 
 
 # ---- in a compiler's graph ----------------------------------------------------------------------
 
 
-def graph_vectors(name: str, *given: Any) -> Tensor:
+def graph_vectors(name: str, *arguments: Any) -> Tensor:
     """Return `vectors` of the encoding of that name."""
-    return traced(torch.ops.wavepe.absolute_vectors.default, _standard_vectors)(name, *given)
+    return traced(torch.ops.wavepe.absolute_vectors.default, _standard_vectors)(name, *arguments)
 
 
-def graph_range(name: str, *given: Any) -> Tensor:
+def graph_range(name: str, *arguments: Any) -> Tensor:
     """Return `range_of` of the encoding of that name."""
-    return traced(torch.ops.wavepe.absolute_range.default, _standard_range)(name, *given)
+    return traced(torch.ops.wavepe.absolute_range.default, _standard_range)(name, *arguments)
 
 
 def _constant(name: str, count: int, *sizes: Any) -> Tensor:
@@ -137,12 +137,12 @@ def _standard_vectors(
     return rows.index_select(0, place).unflatten(0, positions.shape)
 
 
-def _standard_range(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
-    length = given[0]
+def _standard_range(name: str, start: int, stop: int, dim: int, *sizes: Any) -> Tensor:
+    length = sizes[0]
     check(
         length is None or isinstance(length, int),
         f"the vectors of {name!r} depend on the length, so a program of standard operators cannot "
         f"hold those of every length: {FIX_LENGTH}",
     )
-    rows = _constant(name, rows_for(stop, f"the vectors of {name!r}"), dim, *given)
+    rows = _constant(name, rows_for(stop, f"the vectors of {name!r}"), dim, *sizes)
     return rows.index_select(0, torch.arange(start, stop, device=rows.device))[None]
