@@ -38,8 +38,8 @@ class Encoding(Methods):
 
     The methods say what the encoding does: `absolute` adds vectors to token embeddings,
     `rope_table` rotates q and k, and `table`, `slopes` and `bias` add a term to the score. A method
-    that does not apply raises NotImplementedError. Wrong values and sizes raise ValueError, and wrong
-    types TypeError, of options as well.
+    that does not apply raises NotImplementedError. Wrong values and sizes, of options as well,
+    raise ValueError, and wrong types TypeError.
 
     Attributes
     ----------

@@ -266,7 +266,8 @@ class Scores:
     ) -> _Terms:
         """Return the terms for queries like q, kept if they serve many calls."""
         kept = getattr(learned, "arguments", None) if learned else self._kept
-        if kept is None or not self._lasts or torch.compiler.is_compiling():
+        real = type(q) is Tensor and not torch.compiler.is_compiling()  # and no tracer's
+        if kept is None or not (self._lasts and real):
             return self._computed(q, keys, learned, scale, named)
         key = (self, q.dtype, q.device)
         terms = kept.get(key)
@@ -278,9 +279,8 @@ class Scores:
             terms = self._computed(q, high, learned, scale, named)
         except ValueError:  # an encoding may have fewer positions than the capacity
             return self._computed(q, keys, learned, scale, named)
-        if type(q) is Tensor:  # and no tracer's
-            terms = terms._replace(low=low, high=high, definitions=registrations())
-            kept[key] = terms
+        terms = terms._replace(low=low, high=high, definitions=registrations())
+        kept[key] = terms
         return terms
 
     def _computed(

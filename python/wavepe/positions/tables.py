@@ -213,9 +213,9 @@ def rows_for(length: int | None, constant: str) -> int:
     if most is not None:
         return most
     warnings.warn(
-        f"wavepe: nothing bounds the length of this program, so {constant} has rows for {OPEN_LENGTH} "
-        "tokens, and longer input will fail; to have more or fewer, give the dimension a bound, "
-        "such as torch.export.Dim('length', max=4096)",
+        f"wavepe: nothing bounds the length of this program, so {constant} has rows for "
+        f"{OPEN_LENGTH} tokens, and longer input will fail; to have more or fewer, give the "
+        "dimension a bound, such as torch.export.Dim('length', max=4096)",
         stacklevel=2,
     )
     return OPEN_LENGTH
