@@ -2,7 +2,7 @@
 
     python -m benchmarks.rope_parity [--json benchmarks/results/rope-parity-VERSION.json]
 
-This runs with transformers 4.57 and 5. For each rope type it prints the largest differences of all
+For each rope type it prints the largest differences of all
 configurations:
 
 - "inv_freq", "factor": to transformers' results in float32, relative;
@@ -10,13 +10,10 @@ configurations:
 - "cos, sin": between the tables of `rope_table(..., precision="hf")` and of transformers, from the
   same frequencies, relative to the attention factor.
 
-The exit code is 1 if a difference is above its bound. There are two exceptions:
-
-- Rounding in transformers. Near the end of a ramp, yarn and llama3 divide by almost the factor, and
-  1 - ramp has lost bits in float32; a larger factor loses more. Such a configuration is excused and
-  counted if transformers' own float64 result differs as much from its float32 result.
-- A known difference. transformers 4.57 replaces an explicit factor of longrope by the ratio of the
-  lengths. These configurations are listed separately.
+The exit code is 1 if a difference is above its bound. There is one exception, rounding in
+transformers. Near the end of a ramp, yarn and llama3 divide by almost the factor, and 1 - ramp has
+lost bits in float32; a larger factor loses more. Such a configuration is excused and counted if
+transformers' own float64 result differs as much from its float32 result.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ from .command import add_json, keep, new_parser
 BOUND = 2e-6  # for inv_freq and the attention factor, relative
 BOUND_FLOAT64 = 1e-13
 BOUND_TABLE = 2.0**-22  # two float32 ulp of 1: each of the two tables has rounded once
-OLD = int(transformers.__version__.split(".")[0]) < 5
 DIMS = (32, 64, 80, 96, 128, 256)
 
 
@@ -173,60 +169,23 @@ class _Float64(TorchFunctionMode):
 
 def theirs(case: Configuration) -> tuple[torch.Tensor, float] | None:
     """Return transformers' results, or None if this version cannot compute them."""
-    config = _old_config(case) if OLD else _config(case)
-    if config is None:
-        return None
-    function = ROPE_INIT_FUNCTIONS.get(case.rope_type)
-    if case.rope_type == "default" and not OLD:
+    config = LlamaConfig(
+        hidden_size=case.dim,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=case.dim,
+        max_position_embeddings=case.max_length,
+        rope_parameters=dict(case.parameters),
+    )
+    if case.rope_type == "default":
         from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
         # One of many such classes; this one honours partial_rotary_factor.
         return Phi3RotaryEmbedding.compute_default_rope_parameters(config)
-    return function(config, torch.device("cpu"), seq_len=case.length)
-
-
-def _sizes(case: Configuration) -> dict[str, Any]:
-    return {
-        "hidden_size": case.dim,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": case.dim,
-        "max_position_embeddings": case.max_length,
-    }
-
-
-def _config(case: Configuration) -> LlamaConfig:
-    return LlamaConfig(**_sizes(case), rope_parameters=dict(case.parameters))
-
-
-def _old_config(case: Configuration) -> LlamaConfig | None:
-    """Return a config with rope_scaling, rope_theta and the other settings that 4.57 reads."""
-    scaling = dict(case.parameters)
-    kind, theta = scaling["rope_type"], scaling.pop("rope_theta")
-    partial = scaling.pop("partial_rotary_factor", 1.0)
-    original = scaling.get("original_max_position_embeddings")
-    if (
-        kind not in ROPE_INIT_FUNCTIONS
-        or (kind == "yarn" and scaling["factor"] is None)
-        or (kind == "llama3" and original is None)
-    ):
+    if case.rope_type not in ROPE_INIT_FUNCTIONS:
         return None
-    config = LlamaConfig(**_sizes(case), rope_theta=theta, rope_scaling=scaling)
-    config.partial_rotary_factor = partial
-    if kind == "longrope" and original is not None:
-        config.original_max_position_embeddings = original
-    return config
-
-
-def is_known_exception(case: Configuration) -> bool:
-    """Return whether 4.57 is known to differ from 5 in this configuration."""
-    parameters = case.parameters
-    original = parameters.get("original_max_position_embeddings")
-    if not OLD or case.rope_type != "longrope" or original is None or "factor" not in parameters:
-        return False
-    return (
-        "attention_factor" not in parameters and parameters["factor"] != case.max_length / original
-    )
+    function = ROPE_INIT_FUNCTIONS[case.rope_type]
+    return function(config, torch.device("cpu"), seq_len=case.length)
 
 
 def differences(case: Configuration) -> dict[str, float] | None:
@@ -298,12 +257,10 @@ def is_excused(differences: dict[str, float]) -> bool:
 
 def compare() -> list[dict[str, Any]]:
     """Return a row for each rope type, with its largest differences and its exceptions."""
-    rows: dict[tuple[str, bool], dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for case in configurations():
-        known = is_known_exception(case)
-        start = {"type": case.rope_type, "known exception": known, "ok": True}
-        start |= dict.fromkeys(("configurations", "excused", "absent"), 0)
-        row = rows.setdefault((case.rope_type, known), {**start, **dict.fromkeys(LIMITS, 0.0)})
+        start = {"type": case.rope_type, "ok": True, "configurations": 0, "excused": 0, "absent": 0}
+        row = rows.setdefault(case.rope_type, {**start, **dict.fromkeys(LIMITS, 0.0)})
         difference = differences(case)
         if difference is None:
             row["absent"] += 1
@@ -311,7 +268,7 @@ def compare() -> list[dict[str, Any]]:
         row["configurations"] += 1
         row["excused"] += is_excused(difference)
         above = [key for key, limit in LIMITS.items() if not difference[key] <= limit]
-        row["ok"] &= known or not above or (above == ["inv_freq"] and is_excused(difference))
+        row["ok"] &= not above or (above == ["inv_freq"] and is_excused(difference))
         for key in LIMITS:
             row[key] = max(row[key], difference[key])
     return list(rows.values())
@@ -321,16 +278,12 @@ def print_report(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table."""
     print(f"wavepe {wavepe.__version__}, transformers {transformers.__version__}")
     print(f"{'type':14}{'configurations':>15}" + "".join(f"{key:>11}" for key in LIMITS))
-    counted = [row for row in rows if not row["known exception"]]
-    for row in counted:
+    for row in rows:
         print(_line(row["type"], row) + _note(row))
-    whole = {key: max(row[key] for row in counted) for key in LIMITS}
-    whole["configurations"] = sum(row["configurations"] for row in counted)
+    whole = {key: max(row[key] for row in rows) for key in LIMITS}
+    whole["configurations"] = sum(row["configurations"] for row in rows)
     print(_line("all", whole))
     print(f"{'bound':29}" + "".join(f"{limit:11.1e}" for limit in LIMITS.values()))
-    for row in rows:
-        if row["known exception"]:
-            print(_line(row["type"], row) + "  known exception, not counted")
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ from transformers import (
 from wavepe.hf import WavePELlamaConfig, WavePELlamaForCausalLM, WavePELlamaModel
 from wavepe.hf.config import CONFIGS, MODELS
 from wavepe.hf.families import decoder
-from wavepe.hf.model_types import KINDS
+from wavepe.hf.model_types import AUTO_MODELS
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -356,8 +356,8 @@ def test_a_stock_folder_read_with_an_encoding(family, tmp_path):
 @each_family
 def test_every_head_of_transformers_has_its_type(family, tmp_path):
     config = copy.deepcopy(build(family).config)
-    for auto, classes in KINDS:
-        if type(config) not in classes:
+    for auto in AUTO_MODELS:
+        if type(config) not in auto._model_mapping:
             continue
         model = auto.from_config(config)
         wavepe.hf.patch(model.eval(), "alibi").save_pretrained(tmp_path)

@@ -237,7 +237,7 @@ def _patched_name(name: str) -> str:
 
 
 def base_name(config: Any) -> str:
-    """Return the name of the model that a configuration was loaded from; "" if there is none."""
+    """Return the name of the model that a configuration was loaded from; "" without a name."""
     name = str(config._name_or_path or "")
     return name.removesuffix(_PATCHED_NAME.removeprefix("{}"))
 

@@ -1,7 +1,7 @@
 """Convert a checkpoint folder to one of the type wavepe_<family>, without loading its weights.
 
-A wavepe_llama has the same tensors as a Llama, under the same names. So this module copies the
-weight files and edits config.json. A learned encoding adds one shard with its parameters.
+A wavepe_llama has the tensors of a Llama, under the same names. So the weight files are copied and
+config.json is edited. A learned encoding adds one shard with its parameters.
 """
 
 from __future__ import annotations
@@ -130,14 +130,24 @@ def convert(
     """
     chosen = LayerEncodings(encoding, **options)
     source, target = Path(source_folder), Path(target_folder).resolve()
-    _check_target(target)
+    if target == Path.cwd() or os.path.ismount(target):
+        raise ValueError(
+            f"the target must not be the current folder or a mount point, got {target}"
+        )
+    if target.exists() and any(target.iterdir()):
+        raise ValueError(f"the target must be a new or an empty folder, but {target} is not empty")
     config = _new_config(source, chosen)
     model = empty_model(str(source / CONFIG_NAME), config, chosen)
     files = _read_weights(source)
-    stored = {name: x for held in files.values() for name, x in held.items()}
+    stored = {name: x for tensors in files.values() for name, x in tensors.items()}
     dropped = {name for name in stored if MODULE_NAME in name.split(".") or name.endswith(UNREAD)}
     warn_of_scales(model, chosen)
-    added = _initial_parameters(model)
+    added = {  # the parameters of a learned encoding
+        f"{place}.{name}": value.float()
+        for place, module in model.named_modules()
+        if isinstance(module, Learned)
+        for name, value in module.initial().items()
+    }
     tensors = {name: x for name, x in stored.items() if name not in dropped} | added
     _check_fit(source, model, tensors)
     others, left_out = _other_files(source, files)
@@ -146,8 +156,8 @@ def convert(
         for path in others:
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / path, part / path)
-        read = {**model.config.to_dict(), "architectures": config["architectures"]}
-        write_beside(part, read, str(source))
+        loaded = {**model.config.to_dict(), "architectures": config["architectures"]}
+        write_beside(part, loaded, str(source))
         _write_weights(source, part, files, dropped, added, link)
     return Conversion(
         folder=Path(target_folder),
@@ -159,15 +169,6 @@ def convert(
         dropped=tuple(sorted(dropped)),
         left_out=tuple(left_out),
     )
-
-
-def _check_target(target: Path) -> None:
-    if target == Path.cwd() or os.path.ismount(target):
-        raise ValueError(
-            f"the target must not be the current folder or a mount point, got {target}"
-        )
-    if target.exists() and any(target.iterdir()):
-        raise ValueError(f"the target must be a new or an empty folder, but {target} is not empty")
 
 
 def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
@@ -183,8 +184,8 @@ def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
         )
     config = _read_json(source / CONFIG_NAME)
     kind = str(config.get("model_type")).removeprefix(TYPE_PREFIX)
-    own = TYPE_PREFIX + kind
-    if own not in CONFIGS:
+    own_type = TYPE_PREFIX + kind
+    if own_type not in CONFIGS:
         raise ValueError(f"{source} has model_type {kind!r}, needs one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise ValueError(
@@ -198,23 +199,24 @@ def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
             f"{source} names its weight files by transformers_weights: convert supports "
             f"{' and '.join(WEIGHTS)} only"
         )
-    known = [name for name, model in MODELS.items() if model.config_class is CONFIGS[own]]
-    causal = [name for name in known if name.endswith("ForCausalLM")]
-    name = CLASS_PREFIX + (config.get("architectures") or causal)[0].removeprefix(CLASS_PREFIX)
-    if name not in known:
-        stock = [known_name.removeprefix(CLASS_PREFIX) for known_name in known]
-        raise ValueError(
-            f"{source} is a {name.removeprefix(CLASS_PREFIX)}, needs one of {', '.join(stock)}"
-        )
-    if config["model_type"] == own and config.get("position_encoding") == chosen.stored():
+    stock_names = [
+        name.removeprefix(CLASS_PREFIX)
+        for name, model in MODELS.items()
+        if model.config_class is CONFIGS[own_type]
+    ]
+    causal = [name for name in stock_names if name.endswith("ForCausalLM")]
+    name = (config.get("architectures") or causal)[0].removeprefix(CLASS_PREFIX)
+    if name not in stock_names:
+        raise ValueError(f"{source} is a {name}, needs one of {', '.join(stock_names)}")
+    if config["model_type"] == own_type and config.get("position_encoding") == chosen.stored():
         raise ValueError(f"{source} has the position encoding {str(chosen)!r} already")
     return {
         **config,
-        "model_type": own,
-        "architectures": [name],
+        "model_type": own_type,
+        "architectures": [CLASS_PREFIX + name],
         "position_encoding": chosen.stored(),
         **ON_DISK,
-        "auto_map": auto_map(own, present),
+        "auto_map": auto_map(own_type, present),
     }
 
 
@@ -228,16 +230,6 @@ def empty_model(source: str, config: dict[str, Any], chosen: LayerEncodings) -> 
             return model
     except Exception as error:  # raised by the encoding, or by transformers' own checks
         raise ValueError(f"{chosen} and {source} do not fit: {error}") from error
-
-
-def _initial_parameters(model: Any) -> dict[str, Tensor]:
-    """Return the parameters of a learned encoding, by their names in a checkpoint."""
-    return {
-        f"{place}.{name}": value.float()
-        for place, module in model.named_modules()
-        if isinstance(module, Learned)
-        for name, value in module.initial().items()
-    }
 
 
 def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
@@ -286,11 +278,11 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
             if name in expected and x.shape != expected[name].shape
         ],
     }
-    if any(misfits.values()):
-        said = "; ".join(
-            f"{what}: {leading_names(names)}" for what, names in misfits.items() if names
+    lists = [f"{what}: {leading_names(names)}" for what, names in misfits.items() if names]
+    if lists:
+        raise ValueError(
+            f"the weights in {source} do not fit its {CONFIG_NAME}: {'; '.join(lists)}"
         )
-        raise ValueError(f"the weights in {source} do not fit its {CONFIG_NAME}: {said}")
 
 
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -298,7 +290,7 @@ def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[
 
     Hidden folders are ignored, and so are folders that are checkpoints themselves.
     """
-    own = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
+    rewritten = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
     copied: set[str] = set()
     left_out: set[str] = set()
     for folder, folders, names in os.walk(source, onerror=_raise):
@@ -311,7 +303,7 @@ def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[
         for path in (Path(folder, name) for name in names):
             stale = path.name.endswith(OTHER_WEIGHTS) or not path.is_file()
             (left_out if stale else copied).add(str(path.relative_to(source)))
-    return sorted(copied - own), sorted(left_out - own)
+    return sorted(copied - rewritten), sorted(left_out - rewritten)
 
 
 def _raise(error: OSError) -> None:
@@ -331,11 +323,11 @@ def _write_weights(
     stem, suffix = os.path.splitext(single)
     tensors = dict(added)
     weight_map: dict[str, str] = {}
-    for file, held in files.items():
-        kept = {name: x for name, x in held.items() if name not in dropped}
+    for file, stored in files.items():
+        kept = {name: x for name, x in stored.items() if name not in dropped}
         # from_pretrained ignores an index beside a single file, so that file becomes a shard.
         name = f"{stem}-00001-of-00001{suffix}" if file == single and added else file
-        if kept and len(kept) < len(held):
+        if kept and len(kept) < len(stored):
             _save(part / name, kept)
         elif kept and link:  # resolved: folders of the Hub's cache hold symbolic links
             os.link((source / file).resolve(), part / name)

@@ -1,8 +1,7 @@
 """The model families that can be patched, and the names of the parts that a patch changes.
 
 All of them are decoders that call transformers' attention interface and that have a rotary module.
-Windows, softcaps and sinks are no part of a record: transformers passes them to the attention
-function.
+A record leaves windows, softcaps and sinks out: transformers passes them to the attention function.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def supported_families() -> dict[str, str]:
     -------
     dict of str to str
         model_type of transformers, such as "llama", -> the features of the family that stay as they
-        are; an empty text if there are none beyond the weights.
+        are; an empty text if only the weights do.
 
     Examples
     --------
@@ -158,7 +157,7 @@ def supported_families() -> dict[str, str]:
 
 
 def need_module(model: Any) -> None:
-    """Raise TypeError if `model` is no module, such as the name of a model."""
+    """Raise TypeError if `model` is not a module, but the name of a model, say."""
     if not isinstance(model, nn.Module):
         name = repr(model) if isinstance(model, str) else "folder"
         raise TypeError(
