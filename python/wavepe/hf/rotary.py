@@ -187,14 +187,14 @@ class RopeRotation(nn.Module):
                 "head unrotated, give fraction or type=proportional"
             )
         # Name that marks caches; None if the frequencies depend on the length or on the mode.
-        self.steady_name: str | None = None
+        self.constant_cache_name: str | None = None
         if not self.rotation.changes:
-            self.steady_name = self._name(str(self.encoding), None, 1)
+            self.constant_cache_name = self._name(str(self.encoding), None, 1)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
         """Name the rotation at these positions; without positions, that of `length` tokens."""
         label = f"{self.encoding} for this length or mode"
-        return self.steady_name or self._name(label, position_ids, length)
+        return self.constant_cache_name or self._name(label, position_ids, length)
 
     @property
     def follows_length(self) -> bool:
