@@ -56,9 +56,9 @@ def own_tiny(spec, **options):
 
 def begun_pass():
     """Return what the hook of a layer gives its attention function."""
-    this = Pass((), (), {})
-    this.waiting = True
-    return this
+    pass_ = Pass((), (), {})
+    pass_.waiting = True
+    return pass_
 
 
 def recompute(model, reentrant=False):

@@ -24,7 +24,7 @@ class AddAbsolute(AbsoluteVectors):
     that the first layer gets them unscaled.
     """
 
-    steady_name = None  # see `RopeRotation`
+    constant_cache_name = None  # see `RopeRotation`
 
     def __init__(self, encoding: Encoding, base: Any) -> None:
         config = base.config
@@ -37,30 +37,30 @@ class AddAbsolute(AbsoluteVectors):
             length = int(position_ids.max()) + 1
         return f"{self.encoding} of {self.length or length} tokens"
 
-    def add(self, base: Any, this: Pass) -> None:
+    def add(self, base: Any, pass_: Pass) -> None:
         """Add the vectors to the embeddings in the arguments of a base model."""
-        kwargs = this.kwargs
+        kwargs = pass_.kwargs
         input_ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
         if (input_ids is None) == (embeds is None):
             return  # the model raises the error
         kwargs |= families.inputs_by_layer(base, kwargs)
         if embeds is None:
             embeds = base.get_input_embeddings()(input_ids)
-        if self.follows_length and is_packed(this.mask):
+        if self.follows_length and is_packed(pass_.mask):
             raise ValueError(
                 f"{self.encoding} depends on the sequence length, and this row packs several "
                 "sequences: give each sequence a row of its own"
             )
-        vectors = self._vectors_of(this, embeds) / self.scale
+        vectors = self._vectors_of(pass_, embeds) / self.scale
         embeds = embeds + vectors.to(embeds.device, embeds.dtype)
         kwargs |= {"input_ids": None, "inputs_embeds": embeds}
 
-    def _vectors_of(self, this: Pass, embeds: Tensor) -> Tensor:
+    def _vectors_of(self, pass_: Pass, embeds: Tensor) -> Tensor:
         """Return the vectors (1|B, m, dim) for the tokens of a pass."""
-        if this.positions is not None:
-            return self(this.positions)
-        if (positions := this.positions_by_mask()) is not None:
-            return self(positions, below=this.mask.shape[1])
-        if isinstance(this.cached, Tensor):  # a static cache counts on the device
-            return self(this.counted_positions())
-        return self.of_range(this.cached, this.cached + embeds.shape[1], embeds.device)
+        if pass_.positions is not None:
+            return self(pass_.positions)
+        if (positions := pass_.positions_by_mask()) is not None:
+            return self(positions, below=pass_.mask.shape[1])
+        if isinstance(pass_.cached, Tensor):  # a static cache counts on the device
+            return self(pass_.counted_positions())
+        return self.of_range(pass_.cached, pass_.cached + embeds.shape[1], embeds.device)

@@ -25,7 +25,7 @@ from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
 from ..positions import Scores, Terms, TokenIndices
-from . import families, foreign, inkling, masks
+from . import families, inkling, masks, replaced_code
 from .config import PatchedConfig
 from .families import ATTENTION
 from .layer_hooks import STOCK, LayerState
@@ -90,16 +90,16 @@ def attention_forward(
         If the caller asks for `output_attentions`.
     """
     layer: LayerState | None = getattr(module, "wavepe", None)
-    this: Pass | None = kwargs.get(PASS)
+    pass_: Pass | None = kwargs.get(PASS)
     if layer is None:
         layer = _stock_layer(module)
         if position_bias is not None:
             kwargs["position_bias"] = position_bias
         _check_packed(kwargs, attention_mask)
-    elif this is None or not this.waiting:
-        raise foreign.replaced(f"what calls this {type(module).__name__}", module.config)
+    elif pass_ is None or not pass_.waiting:
+        raise replaced_code.replaced(f"what calls this {type(module).__name__}", module.config)
     else:
-        this.waiting = False
+        pass_.waiting = False
     if not kwargs.keys() <= HARMLESS:
         _check_known(kwargs)
     if attention_mask is not None and attention_mask.shape[-1] == 0:  # of `masks.nothing_hidden`
@@ -112,34 +112,34 @@ def attention_forward(
         )
     score, weights = layer.score, kwargs.get("output_attentions")
     offset: Any = None
-    if this is not None:
-        offset, weights = this.offset, weights or this.weights
+    if pass_ is not None:
+        offset, weights = pass_.offset, weights or pass_.weights
     elif weights is None:
         weights = module.config.output_attentions
     learned: Terms = {}
     if score is not None and query.shape[1] != score.heads:
         _check_split(score, query.shape[1])
-    if layer.learns and this is not None:
-        key, learned = _learned(module, layer, this, query, key, position_bias)
+    if layer.learns and pass_ is not None:
+        key, learned = _learned(module, layer, pass_, query, key, position_bias)
     options: dict[str, Any] = {
         "offset": key.shape[2] - query.shape[2] if offset is None else offset,
         "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux,
     }  # fmt: skip
     call = module, query, key, value, attention_mask, sliding_window, options
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
-        out, seen = _with_weights(call, score, learned, this)
+        out, seen = _with_weights(call, score, learned, pass_)
         return out.transpose(1, 2).contiguous(), seen if weights else None
     plain = score is None and softcap is None and s_aux is None
     if plain and query.device.type not in families.FUSED_ON:
         return _by_pytorch(call)
-    return _by_kernel(call, score, learned, this).transpose(1, 2).contiguous(), None
+    return _by_kernel(call, score, learned, pass_).transpose(1, 2).contiguous(), None
 
 
-def _by_kernel(call: Call, score: Scores | None, learned: Terms, this: Pass | None) -> Tensor:
+def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | None) -> Tensor:
     """Return the attention (B, H, m, d) of `ops.attention`."""
     module, q, k, v, mask, window, options = call
     if mask is not None:
-        parts = masks.mask_parts(mask) if this is None else this.mask_parts(mask)
+        parts = masks.mask_parts(mask) if pass_ is None else pass_.mask_parts(mask)
         if parts.segments is not None and parts.segments.shape[1] < k.shape[2]:
             # A static cache has unused room behind the packed sequences.
             k, v = (x[:, :, : parts.segments.shape[1]] for x in (k, v))
@@ -147,7 +147,7 @@ def _by_kernel(call: Call, score: Scores | None, learned: Terms, this: Pass | No
             window = None
         options |= parts._asdict()
     options["window"] = window
-    if score is None or this is None:
+    if score is None or pass_ is None:
         if options["sinks"] is not None:
             options["sinks"] = options["sinks"].to(q.device, wide(q))
         out: Any = ops.attention(q, k, v.to(q.dtype), **options)
@@ -155,12 +155,12 @@ def _by_kernel(call: Call, score: Scores | None, learned: Terms, this: Pass | No
     if mask is not None and not options["causal"]:
         _check_counts_no_hidden(score, module)
     if score.reads_positions:
-        options["positions"] = this.counted_positions()
-    return score.attend(q, k, v, learned, this.rotated, training=module.training, **options)
+        options["positions"] = pass_.counted_positions()
+    return score.attend(q, k, v, learned, pass_.rotated, training=module.training, **options)
 
 
 def _with_weights(
-    call: Call, score: Scores | None, learned: Terms, this: Pass | None
+    call: Call, score: Scores | None, learned: Terms, pass_: Pass | None
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (B, H, m, d) and its weights (B, H, m, n)."""
     module, q, k, v, mask, window, options = call
@@ -173,9 +173,9 @@ def _with_weights(
             "self_extend makes two calls of attention and takes no output_attentions=True"
         )
     positions = rotated = None
-    if this is not None:
-        positions = this.counted_positions() if score.reads_positions else None
-        rotated = this.rotated
+    if pass_ is not None:
+        positions = pass_.counted_positions() if score.reads_positions else None
+        rotated = pass_.rotated
     indices = TokenIndices(offset, positions, parts.key_mask)
     sinks, scale = options["sinks"], options["scale"]
     kernel_args = score.arguments(q, k, learned, rotated, scale, indices, sinks)
@@ -196,17 +196,17 @@ def _by_pytorch(call: Call) -> tuple[Tensor, None]:
 def _learned(
     module: Any,
     layer: LayerState,
-    this: Pass,
+    pass_: Pass,
     q: Tensor,
     k: Tensor,
     position_bias: Tensor | None,
 ) -> tuple[Tensor, Terms]:
     """Return the keys, with their decay, and what the encoding of a layer has learned."""
     score: Any = layer.score
-    terms = this.learned
+    terms = pass_.learned
     if terms is None:
-        terms = layer.learned(module, k.shape[2], this, this.hidden)
-    this.learned = this.hidden = None
+        terms = layer.learned(module, k.shape[2], pass_, pass_.hidden)
+    pass_.learned = pass_.hidden = None
     if position_bias is not None and position_bias.shape[-1]:
         terms = {**terms, inkling.OWN: inkling.own_terms(module, position_bias)}
     if score.has_decay and k.shape[-1] == q.shape[-1]:  # there is no cache

@@ -55,32 +55,32 @@ class CacheGuard:
     ) -> None:
         self.after(Pass(self.names, args, kwargs), output)
 
-    def encoding(self, this: Pass) -> str:
+    def encoding(self, pass_: Pass) -> str:
         """Name the encoding of this pass."""
         return self.current
 
-    def before(self, this: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         """Note the encoding on the cache; ValueError if its keys are of another encoding."""
-        cache = this.cache
-        if cache is None or (this.compiling and torch.compiler.is_exporting()):
+        cache = pass_.cache
+        if cache is None or (pass_.compiling and torch.compiler.is_exporting()):
             return
-        now, noted = self.encoding(this), getattr(cache, ENCODING, None)
+        now, noted = self.encoding(pass_), getattr(cache, ENCODING, None)
         if noted == now:
             return
         then = self.initial if noted is None else noted
-        if then != now and this.cached > 0:
+        if then != now and pass_.cached > 0:
             raise ValueError(
-                f"the {int(this.cached)} cached keys were computed with "
+                f"the {int(pass_.cached)} cached keys were computed with "
                 f"{then or 'unknown frequencies'}, but this call uses {now}: start from an empty "
                 f"cache, or pass use_cache=False{self.hint}"
             )
         setattr(cache, ENCODING, now)
 
-    def after(self, this: Pass, output: Any) -> None:
+    def after(self, pass_: Pass, output: Any) -> None:
         """Note the encoding on a cache that the module has created."""
-        if this.cache is None and not (this.compiling and torch.compiler.is_exporting()):
+        if pass_.cache is None and not (pass_.compiling and torch.compiler.is_exporting()):
             for cache in caches_in(output):
-                setattr(cache, ENCODING, self.encoding(this))
+                setattr(cache, ENCODING, self.encoding(pass_))
 
 
 class EncodingGuard(CacheGuard):
@@ -99,17 +99,17 @@ class EncodingGuard(CacheGuard):
         self.spec = _without_frequencies(spec) if parts else spec_text(spec)
         if any(part.follows_length for part in parts):
             self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
-        names = [part.steady_name for part in parts]
+        names = [part.constant_cache_name for part in parts]
         super().__init__(None if None in names else "; ".join(filter(None, [self.spec, *names])))
 
-    def encoding(self, this: Pass) -> str:
+    def encoding(self, pass_: Pass) -> str:
         """Name the encoding of this pass and its frequencies."""
         if not self.parts:
             return self.spec
         names = [self.spec] if self.spec else []
         for part in self.parts:
-            name = part.steady_name
-            names.append(part.name(this.positions, this.length()) if name is None else name)
+            name = part.constant_cache_name
+            names.append(part.name(pass_.positions, pass_.length()) if name is None else name)
         return "; ".join(names)
 
 

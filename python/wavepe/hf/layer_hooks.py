@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ..positions import LearnedCache, Rotated, Scores, Terms
-from . import families, foreign
+from . import families, replaced_code
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
 from .pairs import Layout
@@ -58,23 +58,23 @@ class LayerState:
         """Set what the encoding adds to the scores."""
         self.score, self.learns = score, bool(score.encoding.learns)
 
-    def learned(self, module: Any, keys: int, this: Pass, x: Tensor | None = None) -> Terms:
+    def learned(self, module: Any, keys: int, pass_: Pass, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {}
-        of_layer = module._modules.get(MODULE_NAME)
-        if of_layer is None and self.shared is None:
+        layer_module = module._modules.get(MODULE_NAME)
+        if layer_module is None and self.shared is None:
             return shared
         varies = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if this.kept is None and this.cache is not None and not varies:
-            this.kept = LearnedCache.of(this.cache)
+        if pass_.kept is None and pass_.cache is not None and not varies:
+            pass_.kept = LearnedCache.of(pass_.cache)
         if self.shared is not None:
             if varies:
                 shared = self.shared(keys)
-            elif keys in this.terms:
-                shared = this.terms[keys]
+            elif keys in pass_.terms:
+                shared = pass_.terms[keys]
             else:
-                shared = this.terms[keys] = self.shared(keys, this.kept)
-        return shared if of_layer is None else of_layer(keys, this.kept, shared, x)
+                shared = pass_.terms[keys] = self.shared(keys, pass_.kept)
+        return shared if layer_module is None else layer_module(keys, pass_.kept, shared, x)
 
 
 STOCK = LayerState(())
@@ -98,7 +98,7 @@ class AnglesAndPass(NamedTuple):
     """The angles of a pass, and the pass."""
 
     angles: Any
-    this: Pass
+    pass_: Pass
 
 
 def before_layer(
@@ -116,24 +116,24 @@ def before_attention(
     layer: LayerState = module.wavepe
     if args:
         kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
-    this: Pass | None = kwargs.get(PASS)
-    if this is None and type(carried := kwargs.get("position_embeddings")) is AnglesAndPass:
-        kwargs["position_embeddings"], this = carried
-        kwargs[PASS] = this
-    if this is None:  # the layer stands alone, or is called outside of a pass of its model
-        this = kwargs[PASS] = Pass((), (), kwargs, module.layer_idx)
-        this.kwargs = {}
-    if this.waiting:
-        raise foreign.forward_replaced(type(module), module.config)
-    this.ran = this.waiting = True
+    pass_: Pass | None = kwargs.get(PASS)
+    if pass_ is None and type(carried := kwargs.get("position_embeddings")) is AnglesAndPass:
+        kwargs["position_embeddings"], pass_ = carried
+        kwargs[PASS] = pass_
+    if pass_ is None:  # the layer stands alone, or is called outside of a pass of its model
+        pass_ = kwargs[PASS] = Pass((), (), kwargs, module.layer_idx)
+        pass_.kwargs = {}
+    if pass_.waiting:
+        raise replaced_code.forward_replaced(type(module), module.config)
+    pass_.ran = pass_.waiting = True
     hidden = kwargs["hidden_states"]
-    this.hidden = hidden if layer.learns else None
-    if this.cache is not None and not this.queries_last:
-        this.offset = _offset(module, this, hidden.shape[1])
+    pass_.hidden = hidden if layer.learns else None
+    if pass_.cache is not None and not pass_.queries_last:
+        pass_.offset = _offset(module, pass_, hidden.shape[1])
     if layer.rotary is not None:
         if layer.rotary.training != module.training:  # no child: module.train() does not reach it
             layer.rotary.train(module.training)
-        kwargs["position_embeddings"] = layer.rotary(hidden, this.counted_positions())
+        kwargs["position_embeddings"] = layer.rotary(hidden, pass_.counted_positions())
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
     angles = kwargs.get("position_embeddings")
@@ -145,13 +145,13 @@ def before_attention(
             "wavepe.hf.unpatch(model) first"
         )
     if layer.angle_layout is None:
-        this.rotated = None
-    elif angles is not this.angles or this.rotated is None:  # most layers share them
+        pass_.rotated = None
+    elif angles is not pass_.angles or pass_.rotated is None:  # most layers share them
         assert angles is not None
         cos, sin = map(layer.angle_layout.narrow, angles)
-        this.angles, this.rotated = angles, Rotated(cos, sin, layer.angle_layout.interleaved)
+        pass_.angles, pass_.rotated = angles, Rotated(cos, sin, layer.angle_layout.interleaved)
     if layer.score is not None and layer.score.has_decay:
-        _keep_decay(module, layer, layer.score, this, kwargs)
+        _keep_decay(module, layer, layer.score, pass_, kwargs)
     return (), kwargs
 
 
@@ -160,39 +160,39 @@ def after_attention(
 ) -> None:
     """Raise ValueError if the layer, which stands alone, has left the encoding out (hook)."""
     if kwargs[PASS].waiting:
-        raise foreign.forward_replaced(type(module), module.config)
+        raise replaced_code.forward_replaced(type(module), module.config)
 
 
 def _keep_decay(
-    module: Any, layer: LayerState, score: Scores, this: Pass, kwargs: dict[str, Any]
+    module: Any, layer: LayerState, score: Scores, pass_: Pass, kwargs: dict[str, Any]
 ) -> None:
     """Let the cache, if there is one, hold each token's decay beside its key."""
-    hidden, cache = this.hidden, families.cache_in(kwargs)  # the model may have made it
+    hidden, cache = pass_.hidden, families.cache_in(kwargs)  # the model may have made it
     if cache is None or hidden is None:
         return
-    unknown = isinstance(this.cached, Tensor)  # a static cache counts in a tensor
-    size: Any = 1 if unknown else this.cached + hidden.shape[1]
-    learned = layer.learned(module, size, this, hidden)
-    this.learned = None if unknown else learned
+    unknown = isinstance(pass_.cached, Tensor)  # a static cache counts in a tensor
+    size: Any = 1 if unknown else pass_.cached + hidden.shape[1]
+    learned = layer.learned(module, size, pass_, hidden)
+    pass_.learned = None if unknown else learned
     name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
     kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
 
 
-def _offset(module: Any, this: Pass, queries: int) -> int | Tensor:
+def _offset(module: Any, pass_: Pass, queries: int) -> int | Tensor:
     """Return the index of the key at the position of the first query.
 
     A layer that reuses the keys of another one has no entry in the cache. For a static cache the
     index is a tensor () of its own: the cache goes on counting in its tensor while the layer runs.
     """
     if families.reuses_keys(module):
-        return this.offsets[module.layer_type]
-    cached = this.cached
-    if hasattr(this.cache, "get_query_offset"):
-        cached = this.cache.get_query_offset(module.layer_idx)
+        return pass_.offsets[module.layer_type]
+    cached = pass_.cached
+    if hasattr(pass_.cache, "get_query_offset"):
+        cached = pass_.cache.get_query_offset(module.layer_idx)
         cached = cached.clone() if isinstance(cached, Tensor) else cached
     size = queries if SIZES_BY_LENGTH else torch.arange(queries) + cached
-    _, first = this.cache.get_mask_sizes(size, module.layer_idx)
+    _, first = pass_.cache.get_mask_sizes(size, module.layer_idx)
     offset = cached - first
     if families.stores_keys(module):
-        this.offsets[module.layer_type] = offset
+        pass_.offsets[module.layer_type] = offset
     return offset

@@ -156,9 +156,11 @@ class Builder:
         for attention, layer, encoding, size in learning:
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(combined, self.owner)
-            of_layer = Learned(named_as_in(combined, encoding), *size, True, layer=True, dim=dim)
-            if of_layer.has_parameters:
-                self.parts.by_layer[attention] = of_layer
+            layer_module = Learned(
+                named_as_in(combined, encoding), *size, True, layer=True, dim=dim
+            )
+            if layer_module.has_parameters:
+                self.parts.by_layer[attention] = layer_module
 
     def learned_here(self, encoding: Encoding | None) -> Encoding | None:
         """Leave out the part whose parameters the model has already (Inkling)."""

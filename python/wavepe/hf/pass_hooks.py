@@ -10,10 +10,10 @@ from torch.utils.hooks import RemovableHandle
 from ..positions.tables import refuse_trace
 from . import families
 from .cache_guard import EncodingGuard
-from .foreign import ReplacedForwardCheck
 from .layers import StoredSpec, spec_text
 from .parts import Parts
 from .passes import PASS, Pass
+from .replaced_code import ReplacedForwardCheck
 from .rotary import check_config
 from .sequences import measures_tokens, note_shifts, read_sequences
 
@@ -42,34 +42,34 @@ class PassHooks:
     def before(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        this = Pass(self.names, args, kwargs)
+        pass_ = Pass(self.names, args, kwargs)
         refuse_trace(self.spec)
-        kwargs = this.kwargs
-        self.forwards.before(this)
+        kwargs = pass_.kwargs
+        self.forwards.before(pass_)
         if self.config is not None:
             check_config(self.config, self.stored)
-        if this.weights is None:  # transformers asks by the argument or by the configuration
-            this.weights = module.config.output_attentions
-        if self.reads_positions and this.positions is None:
-            this.set_positions(this.positions_by_mask())
+        if pass_.weights is None:  # transformers asks by the argument or by the configuration
+            pass_.weights = module.config.output_attentions
+        if self.reads_positions and pass_.positions is None:
+            pass_.set_positions(pass_.positions_by_mask())
         if self.cuts_logits:
             # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
             kwargs["logits_to_keep"] = None
-        read_sequences(this, module, self.counting)
+        read_sequences(pass_, module, self.counting)
         if self.absolute is not None:
-            self.absolute.add(module, this)
-        self.guard.before(this)
-        this.kwargs = {}  # else they would hold each other
-        kwargs[PASS] = this
+            self.absolute.add(module, pass_)
+        self.guard.before(pass_)
+        pass_.kwargs = {}  # else they would hold each other
+        kwargs[PASS] = pass_
         return args[len(self.names) :], kwargs
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        this: Pass = kwargs[PASS]
-        if this.waiting or not this.ran:
-            self.forwards.after(this)
-        if this.cache is None and this.use_cache is not False:
-            self.guard.after(this, output)
-        if this.shifts is not None:
-            note_shifts(this, output)
+        pass_: Pass = kwargs[PASS]
+        if pass_.waiting or not pass_.ran:
+            self.forwards.after(pass_)
+        if pass_.cache is None and pass_.use_cache is not False:
+            self.guard.after(pass_, output)
+        if pass_.shifts is not None:
+            note_shifts(pass_, output)

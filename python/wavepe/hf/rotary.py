@@ -59,6 +59,7 @@ class Rotary(nn.Module):
         self.config: Any = _SlotConfig(config, slot) if has_own_base else config
         self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
+        self._by_type: dict[str | None, list[nn.Module]] = {}  # the same, at hand
         # The parameters of slots with a rotation that takes its base from the configuration.
         self.config_parameters: dict[Slot, dict[str, Any]] = {}
         self._all_parameters: Any = None  # of all slots, to see at once that none has changed
@@ -69,6 +70,7 @@ class Rotary(nn.Module):
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
         cast(nn.ModuleList, self.rotations[key]).append(rotation)
+        self._by_type.setdefault(slot.layer_type, []).append(rotation)
         if isinstance(rotation, RopeRotation) and rotation.reads_config:
             self.config_parameters[slot] = rope_config.parameters(self.config, slot)
             self._all_parameters = copy.deepcopy(self.config.rope_parameters)
@@ -80,10 +82,10 @@ class Rotary(nn.Module):
         checked = self.config_parameters and not torch.compiler.is_compiling()
         if checked and self.config.rope_parameters != self._all_parameters:
             self._check_parameters()
-        rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])
+        rotations = self._by_type[layer_type]
         if len(rotations) == 1:
-            return rotations[0](x, position_ids)
-        return tuple([rotation(x, position_ids) for rotation in rotations])
+            return rotations[0].forward(x, position_ids)
+        return tuple([rotation.forward(x, position_ids) for rotation in rotations])
 
     def _check_parameters(self) -> None:
         for slot, before in self.config_parameters.items():
@@ -187,14 +189,14 @@ class RopeRotation(nn.Module):
                 "head unrotated, give fraction or type=proportional"
             )
         # Name that marks caches; None if the frequencies depend on the length or on the mode.
-        self.steady_name: str | None = None
+        self.constant_cache_name: str | None = None
         if not self.rotation.changes:
-            self.steady_name = self._name(str(self.encoding), None, 1)
+            self.constant_cache_name = self._name(str(self.encoding), None, 1)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
         """Name the rotation at these positions; without positions, that of `length` tokens."""
         label = f"{self.encoding} for this length or mode"
-        return self.steady_name or self._name(label, position_ids, length)
+        return self.constant_cache_name or self._name(label, position_ids, length)
 
     @property
     def follows_length(self) -> bool:

@@ -38,74 +38,79 @@ def measures_tokens(encoding: Encoding) -> bool:
     )
 
 
-def read_sequences(this: Pass, base: nn.Module, counting: Encoding | None) -> None:
+def read_sequences(pass_: Pass, base: nn.Module, counting: Encoding | None) -> None:
     """Tell attention of packed sequences, and refuse positions that do not count tokens.
 
     `counting` is the encoding of a layer that measures distances in tokens, if there is one.
     """
-    tokens, cache, mask = this.tokens, this.cache, this.mask
+    tokens, cache, mask = pass_.tokens, pass_.cache, pass_.mask
     if tokens is None or tokens.ndim < 2 or not tokens.numel():
         return  # the model raises the error
     packs = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
-    if packs and cache is not None and hasattr(cache, PACKED):
-        _leave_packed(cache)
-    ends = this.sequence_ends
-    device, compiling = tokens.device, this.compiling
+    if packs and hasattr(cache, PACKED):
+        if pass_.cached > 0:
+            raise ValueError(
+                "the cache holds packed sequences, and new tokens would belong to none of them: to "
+                "generate, give each sequence its own row"
+            )
+        delattr(cache, PACKED)  # the cache was emptied since
+    ends = pass_.sequence_ends
+    device, compiling = tokens.device, pass_.compiling
     waits = masks.reading_waits(device) and not compiling
-    if waits and mask is cache is this.positions is ends is None:
-        this.set_mask(masks.nothing_hidden(device))
+    if waits and mask is cache is pass_.positions is ends is None:
+        pass_.set_mask(masks.nothing_hidden(device))
         return
     if tokens.shape[1] == 1 and ends is None:
-        if counting is not None and not (compiling or waits) and not _is_next(this):
-            _check_start(this, counting)
+        if counting is not None and not (compiling or waits) and not _is_next(pass_):
+            _check_start(pass_, counting)
         return
     # A cache with packed sequences must be marked.
-    makes_cache = this.use_cache is not False and not base.training
+    makes_cache = pass_.use_cache is not False and not base.training
     read = masks.may_read_values(device, base.config)
     read = read or ((cache is not None or makes_cache) and not compiling)
-    begins, usual = _look(this, counting, read or not (waits or compiling))
+    begins, usual = _look(pass_, counting, read or not (waits or compiling))
     if packs and ends is not None:
-        begins = _from_lengths(this, read)
+        begins = _from_lengths(pass_, read)
     if packs and begins is not None and not (read and not begins[:, 1:].any()):
-        _pack(this, begins, read)
+        _pack(pass_, begins, read)
     if counting is not None and not (usual or waits or compiling):
-        _check_start(this, counting)
+        _check_start(pass_, counting)
 
 
-def _is_next(this: Pass) -> bool:
+def _is_next(pass_: Pass) -> bool:
     """Return whether this one token goes on where each row of the cache ends."""
-    positions, shifts = this.positions, getattr(this.cache, SHIFTS, None)
+    positions, shifts = pass_.positions, getattr(pass_.cache, SHIFTS, None)
     if positions is None:
         return shifts is None
-    rows, cached = positions.tolist(), int(this.cached)
+    rows, cached = positions.tolist(), int(pass_.cached)
     if shifts is None:
         return rows.count([cached]) == len(rows)
     return rows == [[cached + shift] for shift in shifts if shift is not None]
 
 
-def _look(this: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | None, bool]:
+def _look(pass_: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | None, bool]:
     """Return a bool tensor (B, m), True where positions begin a sequence again, or None.
 
     Also return whether positions are known to be the indices of the tokens. Padding is skipped.
     A gap in the positions does not begin a sequence.
     """
-    tokens: Any = this.tokens
+    tokens: Any = pass_.tokens
     rows, count = tokens.shape[:2]
-    noted = hasattr(this.cache, SHIFTS)
-    if this.compiling and this.cache is not None:
+    noted = hasattr(pass_.cache, SHIFTS)
+    if pass_.compiling and pass_.cache is not None:
         return None, True
-    if this.positions is None and not (noted and counting is not None):
+    if pass_.positions is None and not (noted and counting is not None):
         return None, True
-    positions = this.counted_positions()
+    positions = pass_.counted_positions()
     if not _fit(positions, tokens):
         return None, True  # the model raises the error
     positions = positions.to(tokens.device)
     index = torch.arange(count, device=tokens.device)
     waits = masks.reading_waits(tokens.device)
-    usual = (index + this.cached).expand_as(positions)
+    usual = (index + pass_.cached).expand_as(positions)
     if read and not noted and not waits and torch.equal(positions, usual):
         return None, True
-    known = this.real_tokens()
+    known = pass_.real_tokens()
     real = torch.ones((rows, count), dtype=torch.bool, device=tokens.device)
     if known is not None:
         real = known[:, -count:].to(tokens.device)
@@ -115,17 +120,17 @@ def _look(this: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | N
     after = real & (before >= 0)
     begins = after & (step <= 0)
     if counting is not None:
-        pairs = isinstance(this.mask, Tensor) and this.mask.ndim == 4 and known is None
+        pairs = isinstance(pass_.mask, Tensor) and pass_.mask.ndim == 4 and known is None
         good = ~after | (step == index - before)
         good = good if pairs else good | begins  # a mask of queries x keys packs nothing
-        if waits or this.compiling:
-            if not (this.compiling and wants_standard()):
-                where = "a compiled model" if this.compiling else "a model on this device"
+        if waits or pass_.compiling:
+            if not (pass_.compiling and wants_standard()):
+                where = "a compiled model" if pass_.compiling else "a model on this device"
                 says = f"wavepe: in {where} positions must rise by 1 per token"
                 assert_async(good.amin(), says)
         elif not good.all():
             raise _gap(counting, positions.expand(rows, -1), good, before)
-    return (None if this.mask is not None and known is None else begins), False
+    return (None if pass_.mask is not None and known is None else begins), False
 
 
 def _fit(positions: Tensor, tokens: Tensor) -> bool:
@@ -149,11 +154,11 @@ def _gap(counting: Encoding, positions: Tensor, good: Tensor, before: Tensor) ->
     )
 
 
-def _check_start(this: Pass, counting: Encoding) -> None:
+def _check_start(pass_: Pass, counting: Encoding) -> None:
     """Raise ValueError if positions do not go on where those of the keys in the cache end."""
-    tokens: Any = this.tokens
+    tokens: Any = pass_.tokens
     rows, count = tokens.shape[:2]
-    positions, known = this.counted_positions(), this.real_tokens()
+    positions, known = pass_.counted_positions(), pass_.real_tokens()
     if not _fit(positions, tokens):
         return  # the model raises the error
     first = torch.zeros((rows, 1), dtype=torch.int64)
@@ -164,40 +169,40 @@ def _check_start(this: Pass, counting: Encoding) -> None:
         # `generate` pads on the left, and counts the real tokens.
         padded = (known[:, 1:] >= known[:, :-1]).all(1)
         usual = torch.where(padded, -(~known).sum(1), 1 << 62).tolist()
-    place = positions.expand(rows, -1).gather(1, first) - first - this.cached
+    place = positions.expand(rows, -1).gather(1, first) - first - pass_.cached
     shifts: list[int | None] = place[:, 0].tolist()
-    for row, before in enumerate(_noted_shifts(this, rows)):
+    for row, before in enumerate(_noted_shifts(pass_, rows)):
         if not seen[row]:
             shifts[row] = before
         elif before is not None and shifts[row] not in (before, usual[row]):
             raise ValueError(
                 f"{counting} measures distances in tokens, and the positions of the "
-                f"{int(this.cached)} cached keys are not known: position "
+                f"{int(pass_.cached)} cached keys are not known: position "
                 f"{int(positions.expand(rows, -1)[row, first[row, 0]])} does not follow them, "
                 "so keys were taken out of the cache, or a program filled it by hand; continue "
-                f"at position {int(this.cached) + before}, or pass use_cache=False"
+                f"at position {int(pass_.cached) + before}, or pass use_cache=False"
             )
-    this.shifts = shifts
+    pass_.shifts = shifts
 
 
-def _noted_shifts(this: Pass, rows: int) -> list[int | None]:
+def _noted_shifts(pass_: Pass, rows: int) -> list[int | None]:
     """Return position - index of the keys in each row of the cache; None: it may be any."""
-    if not int(this.cached):
+    if not int(pass_.cached):
         return [None] * rows
-    shifts: list[int | None] = getattr(this.cache, SHIFTS, [0])
+    shifts: list[int | None] = getattr(pass_.cache, SHIFTS, [0])
     if len(shifts) == rows:
         return shifts
     # The rows were repeated or chosen.
     return shifts[:1] * rows if len(set(shifts)) == 1 else [None] * rows
 
 
-def _from_lengths(this: Pass, read: bool) -> Tensor:
+def _from_lengths(pass_: Pass, read: bool) -> Tensor:
     """Return a bool tensor (1, m), True where sequences begin, from cu_seq_lens_q.
 
     It holds 0 and the end of each sequence of the only row. Its values are checked if `read`.
     """
-    tokens: Any = this.tokens
-    ends, key_ends = this.sequence_ends, this.key_ends
+    tokens: Any = pass_.tokens
+    ends, key_ends = pass_.sequence_ends, pass_.key_ends
     rows, count = tokens.shape[:2]
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
@@ -217,54 +222,44 @@ def _from_lengths(this: Pass, read: bool) -> Tensor:
             )
     index = torch.arange(count, device=tokens.device)
     begins = torch.isin(index, ends.to(tokens.device))[None]
-    if this.positions is None and not (read and not begins[:, 1:].any()):
+    if pass_.positions is None and not (read and not begins[:, 1:].any()):
         start = largest_so_far(torch.where(begins[0], index, 0))
-        this.set_positions((index - start)[None])
+        pass_.set_positions((index - start)[None])
     return begins
 
 
-def _pack(this: Pass, begins: Tensor, read: bool) -> None:
+def _pack(pass_: Pass, begins: Tensor, read: bool) -> None:
     """Give the module a mask of packed sequences, which begin at these tokens."""
-    cache = this.cache
-    padding = None if this.mask is None else this.mask[:, : begins.shape[1]]
+    cache = pass_.cache
+    padding = None if pass_.mask is None else pass_.mask[:, : begins.shape[1]]
     if not read:
         # Nothing may depend on values, so a row of one sequence gets a mask too.
         if cache is None:
-            this.set_mask(masks.segment_mask(begins, padding))
+            pass_.set_mask(masks.segment_mask(begins, padding))
         return
-    if cache is not None and this.cached > 0:
+    if cache is not None and pass_.cached > 0:
         starts = begins[:, 1:].any(0).nonzero().flatten() + 1
         raise ValueError(
             f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
-            f"{int(this.cached)} tokens of a cache: pass use_cache=False"
+            f"{int(pass_.cached)} tokens of a cache: pass use_cache=False"
         )
     if cache is not None:
         setattr(cache, PACKED, True)
-    elif this.use_cache is not True:
-        this.kwargs["use_cache"] = False  # packed sequences cannot be continued
+    elif pass_.use_cache is not True:
+        pass_.kwargs["use_cache"] = False  # packed sequences cannot be continued
     else:
         raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-    this.set_mask(masks.segment_mask(begins, padding))
+    pass_.set_mask(masks.segment_mask(begins, padding))
 
 
-def note_shifts(this: Pass, output: Any) -> None:
+def note_shifts(pass_: Pass, output: Any) -> None:
     """Note on the cache how far the positions of this pass are from the indices."""
-    shifts = this.shifts
-    if shifts is None or this.compiling:
+    shifts = pass_.shifts
+    if shifts is None or pass_.compiling:
         return
-    cache = this.cache if this.cache is not None else next(iter(caches_in(output)), None)
+    cache = pass_.cache if pass_.cache is not None else next(iter(caches_in(output)), None)
     if any(shift != 0 for shift in shifts):
         if cache is not None:
             setattr(cache, SHIFTS, shifts)
     elif hasattr(cache, SHIFTS):
         delattr(cache, SHIFTS)
-
-
-def _leave_packed(cache: Any) -> None:
-    """Raise ValueError if a cache holds packed sequences; it may have been emptied since."""
-    if cache.get_seq_length() > 0:
-        raise ValueError(
-            "the cache holds packed sequences, and new tokens would belong to none of them: to "
-            "generate, give each sequence its own row"
-        )
-    delattr(cache, PACKED)

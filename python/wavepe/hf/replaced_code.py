@@ -45,9 +45,9 @@ class ReplacedForwardCheck:
         self.base = base
         self.attention = type(families.attentions(base)[0])
 
-    def before(self, this: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         """Raise ValueError if the function that rotates ignores the angles of wavepe."""
-        if this.compiling:
+        if pass_.compiling:
             if not torch.compiler.is_exporting():
                 _check_rotation(self.attention, self.base)
             return
@@ -55,14 +55,14 @@ class ReplacedForwardCheck:
         if self.attention.forward is not forward or names.get(APPLY) is not apply:
             _check_rotation(self.attention, self.base)
 
-    def after(self, this: Pass) -> None:
+    def after(self, pass_: Pass) -> None:
         """Raise ValueError if a forward that is not transformers' has left attention out.
 
         Single layers may be left out as a whole: then there is no attention without positions.
         """
-        if this.waiting:
+        if pass_.waiting:
             raise forward_replaced(self.attention, self.base.config)
-        if this.ran or this.compiling or not self.base.layers:
+        if pass_.ran or pass_.compiling or not self.base.layers:
             return
         for module in (self.base, *self.base.layers):
             own_forward = "forward" in module.__dict__
