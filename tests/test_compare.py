@@ -133,14 +133,6 @@ def test_picture_and_tables(capsys, monkeypatch):
         assert f"{values['32']:.2f}" in printed.out
 
 
-def test_seeds_are_trainings_of_their_own(tmp_path, capsys):
-    assert compare(tmp_path, "--seeds", 2, specs=["none", "alibi"]) == 0
-    rows = figures(tmp_path)
-    assert [row[:2] for row in rows] == [("none", 0), ("alibi", 0), ("none", 1), ("alibi", 1)]
-    assert rows[0][2] != rows[2][2]
-    assert "±" in capsys.readouterr().out
-
-
 def test_default_folder_is_named_after_the_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for steps in (1, 2):
@@ -247,14 +239,6 @@ def test_mean_and_spread(finished):
             assert found["std"] == statistics.stdev(values)
 
 
-def test_checkpoints_on_the_way(finished):
-    for seed in range(2):
-        for step in (4, 8):
-            folder = finished / "checkpoints" / f"none-seed{seed}-step{step}"
-            assert torch.isfinite(load_model(folder, "none").lm_head.weight).all()
-    assert len(list((finished / "checkpoints").glob("*-step*"))) == 2 * 2 * 2
-
-
 def test_the_report_shows_all_of_it(finished):
     report = (finished / "report.md").read_text()
     for heading in (
@@ -315,15 +299,6 @@ def test_another_split_is_another_comparison(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------ interruption
-
-
-def test_a_finished_model_is_not_trained_again(tmp_path, monkeypatch):
-    out = tmp_path / "copy"
-    shutil.copytree(trained(), out)
-    (out / "results.json").unlink()
-    monkeypatch.setattr("wavepe.training.loop.train", None)
-    assert compare(out) == 0
-    assert figures(out) == figures(trained())
 
 
 @pytest.mark.parametrize(

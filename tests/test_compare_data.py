@@ -67,13 +67,6 @@ def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
         load_text(None, 16, 16)
 
 
-@pytest.mark.slow  # it reads the library twice
-def test_the_standard_library_has_validation_text():
-    read, validation = (load_text(None, 1024, 128, split) for split in ("test", "validation"))
-    assert 0.04 < len(validation.held_out) / len(read.train) < 0.07
-    assert validation.train.tobytes() == read.train.tobytes()
-
-
 def test_batches_follow_from_step_and_seed():
     train = np.arange(200, dtype=np.uint8)
     batch = batch_at(train, 7, 1, 5, 16)
@@ -113,12 +106,6 @@ def test_comparisons_inside_the_data_are_not_read(text):
     (run / "checkpoints/config.json").write_text("{}" * 100)
     (run / "settings.json").write_text('{"encodings": ["none"], "text_sha256": "0"}')
     assert load_text(str(text), 32, 16).sha256 == before.sha256
-
-
-def test_file_names_that_are_no_text(tmp_path):
-    for number in range(9):
-        (tmp_path / os.fsdecode(b"caf\xe9%d" % number)).write_bytes(b"text " * 100)
-    assert len(load_text(str(tmp_path), 32, 16).train)
 
 
 def test_a_binary_file_is_refused(tmp_path):

@@ -96,11 +96,6 @@ def test_every_preset_is_a_comparison(name):
         assert (part.seeds, part.encodings, part.lengths) == (1, ("rope",), (512,))
 
 
-def test_parts_that_read_the_input_combine():
-    rows = settings("--encodings", "rope@::2+fox@1::2", "relative:extent=9,rank=2+alibi").encodings
-    assert rows == ("rope@::2+fox@1::2", "relative:extent=9,rank=2+alibi")
-
-
 def test_rows_follow_the_trained_length():
     """A row follows it if its base is the trained length."""
     for preset in ([], ["--preset", "theta"], ["--preset", "wavelet"]):

@@ -196,7 +196,7 @@ def test_the_name_of_a_patched_model_loads_nothing(tmp_path):
 
 
 def test_cards_that_cannot_be_written_stop_no_save(tmp_path):
-    (tmp_path / CARD).symlink_to(tmp_path / "nowhere" / "else")
+    (tmp_path / CARD).mkdir()
     with pytest.warns(UserWarning, match="could not write the model card"):
         patched_tiny("alibi").save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").exists()

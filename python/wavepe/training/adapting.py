@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ..common import checks
-from ..common.runtime import command_for
 from ..encodings import Encoding
 from ..hf import families
 from ..hf.config import CLASS_PREFIX
@@ -175,10 +174,6 @@ def adapt(
     ----------
     Transfer: Zhang et al., "LoLCATs", 2024, arXiv 2410.10254.
     """
-    try:
-        import accelerate  # noqa: F401
-    except ImportError as error:
-        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf")) from error
     check_training(training)
     source = encoding_of(model)
     base = families.decoder(model)
@@ -193,9 +188,7 @@ def adapt(
     lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = token_ids(data, tokenizer)
-    size = base.get_input_embeddings().num_embeddings
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
+    _check_ids(ids, base.get_input_embeddings().num_embeddings)
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
     held_out_ids, rows = _split(ids, length, checks.integer("held_out", held_out, max(lengths)))
@@ -288,6 +281,13 @@ def _swapped(model: Any, encoding: Encoding) -> Any:
 
 
 # ---- data ---------------------------------------------------------------------------------------
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise ValueError(
+            f"data has ids {ids.min()}..{ids.max()}, and the model has {vocabulary} tokens"
+        )
 
 
 def token_ids(data: Any, tokenizer: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -114,7 +115,9 @@ _UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
 
 
 def check_training(training: Iterable[str]) -> None:
-    """Raise TypeError for a name that TrainingArguments does not have."""
+    """Raise TypeError for a name that TrainingArguments does not have, or `adapt` replaces."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf"))
     known = _training_names() - _NAMES.keys()
     for name in training:
         if name.startswith(_UNREAD):
