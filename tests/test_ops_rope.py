@@ -62,29 +62,6 @@ def test_bfloat16_rounds_every_number_to_nearest_even(variant, high):
         torch.testing.assert_close(pairs, want, rtol=0, atol=0, equal_nan=True)
 
 
-@each_form
-def test_inverse_undoes(variant, interleaved, inverse):
-    rng = generator("inverse")
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
-        x, (cos, sin) = normal(rng, 2, 3, 5, 37, dtype=dtype), table(rng, 5, 16, dtype=dtype)
-        there = ops.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
-        back = ops.rope(there, cos, sin, interleaved=interleaved, inverse=not inverse)
-        assert torch.allclose(back, x, rtol=tolerance, atol=4 * tolerance)
-        assert torch.equal(back[..., 32:], x[..., 32:])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@each_form
-def test_qk_is_two_ropes(variant, dtype, interleaved, inverse):
-    rng, options = generator("qk"), {"interleaved": interleaved, "inverse": inverse}
-    for heads, shape in itertools.product(((4, 1), (8, 2), (1, 3)), ((7, 10), (2, 7, 8))):
-        q, k = (normal(rng, 2, 7, n, 20, dtype=dtype).transpose(1, 2) for n in heads)
-        tables = table(rng, *shape)
-        got = ops.rope_qk(q, k, *tables, **options)
-        assert torch.equal(got[0], ops.rope(q, *tables, **options))
-        assert torch.equal(got[1], ops.rope(k, *tables, **options))
-
-
 # ---- in place: inside its memory, and never behind autograd's back ------------------------------
 
 

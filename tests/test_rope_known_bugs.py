@@ -160,45 +160,6 @@ def test_left_padding(variant):
 # ------------------------------------------------------------------ memory
 
 
-def test_in_place_on_a_part_of_a_fused_qkv(variant):
-    """Only q and k change; v and the elements between rows stay."""
-    cos, sin = tables(torch.arange(6))
-    fused = normal(generator("fused"), 2, 6, 3, 4, 128)
-    kept = fused.clone()
-    for i in (0, 1):
-        view = fused[:, :, i].transpose(1, 2)
-        assert ops.rope_(view, cos, sin) is view
-        check(view, kept[:, :, i].transpose(1, 2), cos, sin)
-    assert torch.equal(fused[:, :, 2], kept[:, :, 2])
-
-
-def test_in_place_under_autograd(variant):
-    """The naive form gives a wrong gradient and says nothing; ours raises."""
-    cos, sin = tables(torch.arange(6))
-
-    def gradient(change):
-        leaf = normal(generator("gradient"), 1, 2, 6, 128).requires_grad_()
-        y = leaf * 2
-        squared = y * y  # backward needs y as it was
-        change(y)
-        squared.sum().backward()
-        return leaf.grad
-
-    def hidden_from_autograd(y):
-        y.data.copy_(ops.rope(y.detach(), cos, sin))
-
-    def without_grad(y):
-        with torch.no_grad():
-            ops.rope_(y, cos, sin)
-
-    assert not torch.allclose(gradient(hidden_from_autograd), gradient(lambda y: None))
-    with pytest.raises(RuntimeError, match="requires grad"):
-        gradient(lambda y: ops.rope_(y, cos, sin))
-    for change in (without_grad, lambda y: without_grad(y[:, :1])):
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            gradient(change)
-
-
 def test_tables_of_inference_mode(nn):
     """A kept table: right in inference; for training, right or refused, never wrong."""
     rotary = nn.Rotary(128)
@@ -213,9 +174,6 @@ def test_tables_of_inference_mode(nn):
     assert torch.equal(got, ops.rope(torch.ones_like(x), cos.clone(), sin.clone(), inverse=True))
     with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved"):
         ops.rope(leaf, cos, sin)
-
-
-# ------------------------------------------------------------------ sizes
 
 
 # ------------------------------------------------------------------ meaning
@@ -281,17 +239,6 @@ def test_tables_of_an_encoding_know_no_past(spec):
         last = encoding.rope_table([length - 1], HEAD, length=length, **lengths)
         for a, b in zip(last, got, strict=True):  # a cached step is a row of the full pass
             assert_same_bits(a, b[-1:])
-
-
-def test_dynamic_scaling_of_a_module_goes_back(nn):
-    scaling = {"rope_type": "dynamic", "factor": 2.0}
-    rotary = nn.Rotary(HEAD, 100.0, scaling=scaling, trained_length=LENGTH)
-    q = torch.ones(1, 2, 3 * LENGTH, HEAD)
-    short = q[:, :, :LENGTH]
-    before = rotary(short, short)[0]
-    assert torch.equal(before, nn.Rotary(HEAD, 100.0)(short, short)[0])
-    assert not torch.allclose(rotary(q, q)[0][:, :, :LENGTH], before, atol=0.1)
-    assert torch.equal(rotary(short, short)[0], before)
 
 
 def angles(model, dtype, positions=FAR):

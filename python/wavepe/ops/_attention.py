@@ -196,7 +196,8 @@ def attention(
     zones: Any = None
     if isinstance(p, RelativeTable):
         if not (first == 0 and beyond == "zero"):
-            check(False, "a relative_table has its own first and beyond: give them to it")
+            message = "a relative_table has its own first and beyond: give them to relative_table"
+            check(False, message)
         beyond = p.beyond
         ready = None if compiling else p._by_dtype.get((q.dtype, q.device))
         p, first, zones = ready or p.tensors(q.dtype, q.device)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ._attention_checks import Arguments
-from ._common import save_call, saved_call
 from ._relative_table import RelativeTable
 from ._scores import default_scale
 
@@ -150,15 +149,22 @@ def sinks_gradient(
 
 def save_attention(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
     """Save the call of an operator whose first arguments are those of `_FORWARD`."""
-    arguments = list(inputs)
-    zones = arguments.pop(_ZONES) if len(arguments) > _ZONES else None
-    ctx.zones = None if zones is None else len(zones)
-    save_call(ctx, arguments, *(zones or ()), *output)
+    call = list(inputs)
+    zones = call.pop(_ZONES) if len(call) > _ZONES else None
+    # `is not None` takes a quarter of the time of isinstance
+    tensors = [i for i, x in enumerate(call) if x is not None and isinstance(x, Tensor)]
+    ctx.save_for_backward(*[call[i] for i in tensors], *(zones or ()), *output)
+    for i in tensors:
+        call[i] = None
+    ctx.call, ctx.tensors, ctx.zones = call, tensors, None if zones is None else len(zones)
 
 
 def saved_attention(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
     """Return the arguments, out and lse of the call that `save_attention` saved."""
-    inputs, (*zones, out, lse) = saved_call(ctx)
+    inputs, saved = list(ctx.call), iter(ctx.saved_tensors)
+    for i in ctx.tensors:
+        inputs[i] = next(saved)
+    *zones, out, lse = saved
     if len(inputs) >= _ZONES:
         inputs.insert(_ZONES, zones or None)
     return inputs, out, lse

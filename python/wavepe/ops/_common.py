@@ -232,25 +232,6 @@ def register_autograd(
     )
 
 
-def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
-    """Save an operator's outputs and all of its inputs, tensors or not, for its backward."""
-    call = list(inputs)
-    # `is not None` takes a quarter of the time of isinstance
-    tensors = [i for i, x in enumerate(call) if x is not None and isinstance(x, torch.Tensor)]
-    ctx.save_for_backward(*[call[i] for i in tensors], *outputs)
-    for i in tensors:
-        call[i] = None
-    ctx.call, ctx.tensors = call, tensors
-
-
-def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return the inputs and the outputs that `save_call` saved."""
-    inputs, saved, count = list(ctx.call), ctx.saved_tensors, len(ctx.tensors)
-    for i, x in zip(ctx.tensors, saved[:count], strict=True):
-        inputs[i] = x
-    return inputs, list(saved[count:])
-
-
 def _has_tangent(x: Any) -> bool:
     if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
         return False

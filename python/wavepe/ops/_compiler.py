@@ -14,23 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ._marks import add_mark
+
 F = TypeVar("F", bound=Callable[..., Any])
-_waiting: list[Callable[[], Any]] | None = []  # the marks; None: they have been set
-
-
-def set_marks() -> None:
-    """Set the marks that wait, and set later ones at once. The import of `_set_marks` calls it."""
-    global _waiting
-    waiting, _waiting = _waiting or (), None
-    for mark in waiting:
-        mark()
-
-
-def _add_mark(mark: Callable[[], Any]) -> None:
-    if _waiting is None:
-        mark()
-    else:
-        _waiting.append(mark)
 
 
 def is_compiling() -> bool:
@@ -52,7 +38,7 @@ def before_marked() -> None:
 
 def constant_result(function: F) -> F:
     """Mark a function that a compiler calls while it traces, to take the result as a constant."""
-    _add_mark(lambda: torch.compiler.assume_constant_result(function))
+    add_mark(lambda: torch.compiler.assume_constant_result(function))
     return function
 
 
@@ -115,7 +101,7 @@ def disable(reason: str) -> Callable[[F], F]:
         def mark() -> None:
             current[0] = torch.compiler.disable(function, reason=reason)
 
-        _add_mark(mark)
+        add_mark(mark)
         return call  # type: ignore[return-value]
 
     return decorate

@@ -1,5 +1,5 @@
-"""Set the marks of `_compiler` when this module is imported: a compiler traces no import."""
+"""Set the marks of `_marks` when this module is imported: a compiler traces no import."""
 
-from ._compiler import set_marks
+from ._marks import set_marks
 
 set_marks()
