@@ -81,8 +81,8 @@ def by_hand(surprise, tokens, length, pass_of):
     tokens = tokens.numpy()
     for piece in tokens[: len(tokens) // length * length].reshape(-1, length):
         for t in range(1, length):
-            if (found := pass_of(t, length)) is not None:
-                start, stop = found
+            if (bounds := pass_of(t, length)) is not None:
+                start, stop = bounds
                 losses.append(surprise(piece[start:stop], t - start, piece[t]))
     return math.exp(np.mean(losses))
 
@@ -130,8 +130,8 @@ def test_protocols_of_a_model(spec, options, pass_of):
     model, length = patched_tiny(spec), 22
 
     def surprise(seen, place, token):
-        said = logits(model, torch.from_numpy(seen)[None])[0]
-        return -torch.log_softmax(said.double(), -1)[place - 1, token].item()
+        scores = logits(model, torch.from_numpy(seen)[None])[0]
+        return -torch.log_softmax(scores.double(), -1)[place - 1, token].item()
 
     text = tokens(1, 2 * length + 5)[0]
     expected = by_hand(surprise, text, length, pass_of)
@@ -271,10 +271,10 @@ class Copier(Model):
     """A model that copies the value after the earlier occurrence of the last key."""
 
     def next(self, seen):
-        found = re.search(rb"([a-z]{4}=)(\d*)$", seen)
-        if found is None:
+        match = re.search(rb"([a-z]{4}=)(\d*)$", seen)
+        if match is None:
             return 0
-        key, digits = found.groups()
+        key, digits = match.groups()
         value = re.search(key + rb"(\d{5})\n", seen)
         return value[1][len(digits)] if value and len(digits) < 5 else 0
 
@@ -310,9 +310,9 @@ class Forgets(Copier):
     ],
 )
 def test_what_a_model_finds(model, lengths, depths, options, expected):
-    found = needle(model(), None, lengths, depths, **options)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == np.float64
+    shares = needle(model(), None, lengths, depths, **options)
+    np.testing.assert_array_equal(shares, expected)
+    assert shares.dtype == np.float64
 
 
 def test_sentences_of_a_given_text():
@@ -337,9 +337,9 @@ def test_statements_are_those_of_the_task():
 
     class Reads(Model):
         def next(self, seen):
-            told = re.search(rb"\$n=(\w{4});", seen)
+            statement = re.search(rb"\$n=(\w{4});", seen)
             answered = re.search(rb"\$n=(\w{0,3})$", seen)
-            return told[1][len(answered[1])] if told and answered else 0
+            return statement[1][len(answered[1])] if statement and answered else 0
 
     np.testing.assert_array_equal(
         needle(Reads(), None, [40, 200], [0, 1], form="statement", trials=3), np.ones((2, 2))
@@ -419,12 +419,12 @@ class Tokens(torch.nn.Module):
 def test_tokenizers():
     """Their first token comes first, and no logits but those of the answer are asked for."""
     model = Tokens()
-    found = needle(model, words, [80, 120], [0.5], trials=2)
-    assert found.shape == (2, 1)
-    for given, length in zip(model.given, (80, 120), strict=True):
-        assert given.shape == (2, length + 3 - 1)  # the answer's last token is never shown
-        assert (given[:, 0] == 0).all()
-        assert (given[:, 1:] != 0).all()
+    shares = needle(model, words, [80, 120], [0.5], trials=2)
+    assert shares.shape == (2, 1)
+    for ids, length in zip(model.given, (80, 120), strict=True):
+        assert ids.shape == (2, length + 3 - 1)  # the answer's last token is never shown
+        assert (ids[:, 0] == 0).all()
+        assert (ids[:, 1:] != 0).all()
 
 
 @pytest.mark.parametrize(
@@ -446,9 +446,9 @@ def test_tokenizers():
     ],
 )
 def test_bad_input_of_needle(change, error, words):
-    given = {"model": Silent(), "tokenizer": None, "lengths": [64], "depths": [0.5], **change}
+    arguments = {"model": Silent(), "tokenizer": None, "lengths": [64], "depths": [0.5], **change}
     with pytest.raises(error, match=words):
-        needle(**given)
+        needle(**arguments)
 
 
 def test_a_vocabulary_without_the_bytes_is_refused():

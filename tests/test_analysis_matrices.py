@@ -26,11 +26,11 @@ def assert_blocks(matrix, block):
     """Each 2x2 block is block(i, j), or zeros to the bit where that is None."""
     assert matrix.dtype == np.float64
     pairs = len(matrix) // 2
-    found = matrix.reshape(pairs, 2, pairs, 2).swapaxes(1, 2)
+    blocks = matrix.reshape(pairs, 2, pairs, 2).swapaxes(1, 2)
     for i, j in np.ndindex(pairs, pairs):
         wanted = block(i, j)
         bound = 0 if wanted is None else 1e-12
-        assert_within(found[i, j], np.zeros((2, 2)) if wanted is None else wanted, bound, (i, j))
+        assert_within(blocks[i, j], np.zeros((2, 2)) if wanted is None else wanted, bound, (i, j))
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, -3, 1000])

@@ -34,7 +34,7 @@ def of_kind(kind, **sizes):
 # ------------------------------------------------------------------ attention maps
 
 
-def told(model):
+def eager_weights(model):
     """Return the weights of eager attention."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -51,13 +51,13 @@ def test_stock_models(name, implementation):
         pytest.skip("transformers refuses sdpa with a soft cap")
     if implementation == "sdpa" and not model._supports_sdpa:
         pytest.skip("the family has no sdpa, because of its sinks")
-    expected = told(copy.deepcopy(model))
+    expected = eager_weights(copy.deepcopy(model))
     model.set_attn_implementation(implementation)
-    found = attention_map(model, ROW)
+    weights = attention_map(model, ROW)
     if name == "granite_swa":  # it tells its weights before sinks take their share
-        assert (found.sum(-1) < 1).all()
-        found = found / found.sum(-1, keepdims=True)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert (weights.sum(-1) < 1).all()
+        weights = weights / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, atol=2e-6)
     assert model.config._attn_implementation == implementation
 
 
@@ -74,20 +74,20 @@ def test_stock_models(name, implementation):
 )  # fmt: skip
 def test_models_without_rotation_without_the_interface_or_with_sinks(kind, sizes):
     model = of_kind(kind, **sizes)
-    found = attention_map(model, ROW)
-    np.testing.assert_allclose(found, told(copy.deepcopy(model)), atol=2e-6)
-    assert (found.sum(axis=-1).mean() < 0.999) == (kind == "gpt_oss")
+    weights = attention_map(model, ROW)
+    np.testing.assert_allclose(weights, eager_weights(copy.deepcopy(model)), atol=2e-6)
+    assert (weights.sum(axis=-1).mean() < 0.999) == (kind == "gpt_oss")
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *LEARNED])
 def test_every_encoding_against_the_oracle(spec):
     """Also those whose attention is one kernel, which does not return weights."""
     model = hf_families.stirred(patched_tiny(spec))
-    found = attention_map(model, ROW)
+    weights = attention_map(model, ROW)
     _, expected = reference(model, ROW, spec)
-    assert close(found, expected)
-    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
-    assert not np.triu(found, 1).any()
+    assert close(weights, expected)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    assert not np.triu(weights, 1).any()
 
 
 def test_own_types_and_other_dtypes():
@@ -145,21 +145,21 @@ def test_a_model_that_looks_ahead_is_refused():
 
 
 def window_by_hand(weights, threshold):
-    found = 0
+    window = 0
     for delta in range(len(weights)):
         seen = [weights[query][query - delta] for query in range(delta, len(weights))]
         if sum(seen) / len(seen) >= threshold:
-            found = delta + 1
-    return found
+            window = delta + 1
+    return window
 
 
 @pytest.mark.parametrize("threshold", [1e-3, 0.03, 0.1, 0.5])
 def test_windows_by_hand(threshold):
     weights = attention_map(patched_tiny("alibi"), ROW)
     expected = [[window_by_hand(head.astype(float), threshold) for head in row] for row in weights]
-    found = attention_window(weights, threshold)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == np.int64
+    windows = attention_window(weights, threshold)
+    np.testing.assert_array_equal(windows, expected)
+    assert windows.dtype == np.int64
 
 
 def test_windows_of_plain_matrices():
@@ -171,7 +171,7 @@ def test_windows_of_plain_matrices():
 
 
 @pytest.mark.parametrize(
-    ("given", "threshold", "error", "words"),
+    ("weights", "threshold", "error", "words"),
     [
         (np.zeros((3, 4)), 0.1, ValueError, r"shape \(3, 4\)"),
         (np.zeros(3), 0.1, ValueError, r"shape \(3,\)"),
@@ -181,9 +181,9 @@ def test_windows_of_plain_matrices():
         (np.eye(3), np.nan, ValueError, "threshold must be finite"),
     ],
 )
-def test_bad_windows(given, threshold, error, words):
+def test_bad_windows(weights, threshold, error, words):
     with pytest.raises(error, match=words):
-        attention_window(given, threshold)
+        attention_window(weights, threshold)
 
 
 # ------------------------------------------------------------------ measured bands
@@ -253,11 +253,11 @@ FAMILIES = {
 
 def check_band(model, of="key", names=".k_proj", split=heads, pairs=HALVES):
     band, heatmap = by_hand(projected(model, names, split), pairs)
-    found = measured_band(model, ROW, of=of)
-    np.testing.assert_array_equal(found["band"], band)
-    assert found["mean"] == pytest.approx(band.mean())
-    np.testing.assert_allclose(found["heatmap"], heatmap, rtol=1e-5)
-    assert found["heatmap"].shape == (len(ROW), len(pairs))
+    bands = measured_band(model, ROW, of=of)
+    np.testing.assert_array_equal(bands["band"], band)
+    assert bands["mean"] == pytest.approx(band.mean())
+    np.testing.assert_allclose(bands["heatmap"], heatmap, rtol=1e-5)
+    assert bands["heatmap"].shape == (len(ROW), len(pairs))
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -281,11 +281,11 @@ def test_bands_of_patched_models_and_own_types(spec):
 def test_every_family_that_can_be_patched(name):
     """And what its layers leave without positions has no band."""
     described = hf_families.FAMILIES[name]
-    found = measured_band(hf_families.build(name), ROW)
-    assert found["heatmap"].shape == (len(ROW), described.rotated // 2)
+    bands = measured_band(hf_families.build(name), ROW)
+    assert bands["heatmap"].shape == (len(ROW), described.rotated // 2)
     rotates = list(described.positions)
     rotates[len(rotates) - described.reused :] = [False] * described.reused  # they have no keys
-    assert [row[0] >= 0 for row in found["band"]] == rotates
+    assert [row[0] >= 0 for row in bands["band"]] == rotates
 
 
 def test_hybrids():
@@ -339,7 +339,7 @@ def test_the_model_is_restored(measure):
 
 
 @pytest.mark.parametrize(
-    ("measure", "given", "error", "words"),
+    ("measure", "change", "error", "words"),
     [
         (attention_map, {"tokens": ROW[None]}, ValueError, r"shape \(1, 20\)"),
         (attention_map, {"model": None}, TypeError, "model must be .* got NoneType"),
@@ -354,6 +354,6 @@ def test_the_model_is_restored(measure):
          "GPT2LMHeadModel has no rotary pairs"),
     ],
 )  # fmt: skip
-def test_bad_input(measure, given, error, words):
+def test_bad_input(measure, change, error, words):
     with pytest.raises(error, match=words):
-        measure(**{"model": tiny(), "tokens": ROW, **given})
+        measure(**{"model": tiny(), "tokens": ROW, **change})

@@ -94,8 +94,8 @@ def test_info(capsys):
     assert facts["wavepe"] == wavepe.__version__
     assert ", ".join(wavepe.variants()) in out
     for name in ("torch", "transformers", "matplotlib", "rich", "fairseq"):
-        found = version_of(name)
-        assert (found if found else "missing: pip install") in facts[name]
+        version = version_of(name)
+        assert (version if version else "missing: pip install") in facts[name]
 
 
 def test_info_as_json(capsys):
@@ -232,7 +232,7 @@ def test_characters_that_stdout_does_not_take(encoding):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (CommandError("needs a part:\n    pip install part\n\nand another\n"), 1,
          "error: needs a part:\n    pip install part\nand another\n"),  # all of its lines
@@ -241,7 +241,7 @@ def test_characters_that_stdout_does_not_take(encoding):
         (RuntimeError("a mistake of ours"), None, None),  # is not hidden
     ],
 )  # fmt: skip
-def test_how_an_error_is_told(capsys, monkeypatch, error, code, said):
+def test_how_an_error_is_told(capsys, monkeypatch, error, code, message):
     def fail(args):
         raise error
 
@@ -250,7 +250,7 @@ def test_how_an_error_is_told(capsys, monkeypatch, error, code, said):
         with pytest.raises(RuntimeError, match="of ours"):
             main(["info"])
     else:
-        assert run(capsys, "info") == (code, "", f"wavepe info: {said}")
+        assert run(capsys, "info") == (code, "", f"wavepe info: {message}")
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch"])

@@ -78,8 +78,8 @@ def tokenizer(size):
 
 def checkpoint(place, name):
     """Return the trained model whose folder begins with `name`."""
-    (found,) = (place / "run" / "checkpoints").glob(f"{name}*")
-    return found
+    (folder,) = (place / "run" / "checkpoints").glob(f"{name}*")
+    return folder
 
 
 def run(capsys, *argv):
@@ -101,9 +101,9 @@ def figures(capsys, place, *argv):
 
 
 def test_figures_on_stdout_stand_alone(capsys, place):
-    given = ("perplexity", checkpoint(place, "rope"), "--data", text())
-    kept, table = figures(capsys, place, *given)
-    code, out, err = run(capsys, *given, "--json", "-")
+    call = ("perplexity", checkpoint(place, "rope"), "--data", text())
+    kept, table = figures(capsys, place, *call)
+    code, out, err = run(capsys, *call, "--json", "-")
     assert code == 0
     assert json.loads(out) == kept
     assert table.splitlines()[0] in err  # what stdout would have
@@ -114,15 +114,15 @@ def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
     """The same bytes, also of one of the lengths alone; --data is known by its content."""
     runs = {run["encoding"]: run["perplexity"] for run in results(place / "run")["runs"]}
     for name, spec in (("wavelet", "wavelet:scales=3"), ("rope", "rope")):
-        given = ("perplexity", checkpoint(place, name), "--data", text())
-        found, out = figures(capsys, place, *given)
-        assert found["perplexity"] == runs[spec]
-        assert "held-out part" in found["data"]
+        call = ("perplexity", checkpoint(place, name), "--data", text())
+        record, out = figures(capsys, place, *call)
+        assert record["perplexity"] == runs[spec]
+        assert "held-out part" in record["data"]
         assert "protocol whole" in out
-        assert given[1].name in out
+        assert call[1].name in out
         assert all(f"{value:.2f}" in out for value in runs[spec].values())
-        found, _ = figures(capsys, place, *given, "--length", 32)
-        assert found["perplexity"] == {"32": runs[spec]["32"]}
+        record, _ = figures(capsys, place, *call, "--length", 32)
+        assert record["perplexity"] == {"32": runs[spec]["32"]}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
     [("whole", {}), ("blocks:8", {"window": 8}), ("sliding:8/3", {"window": 8, "stride": 3})],
 )
 def test_perplexity_of_a_stock_model(capsys, place, protocol, sizes):
-    found, out = figures(
+    record, out = figures(
         capsys, place, "perplexity", place / "stock", "--data", place / "words.txt",
         "--lengths", "10,20", 24, "--tokens", 120, "--protocol", protocol,
     )  # fmt: skip
@@ -138,29 +138,29 @@ def test_perplexity_of_a_stock_model(capsys, place, protocol, sizes):
     name = protocol.partition(":")[0]
     for length in (10, 20, 24):  # whose least common multiple is 120
         expected = perplexity(model, ids[:120], length, protocol=name, **sizes)
-        assert found["perplexity"][str(length)] == pytest.approx(expected, rel=1e-6)
-    assert {key: found[key] for key in ("protocol", *sizes)} == {"protocol": name, **sizes}
+        assert record["perplexity"][str(length)] == pytest.approx(expected, rel=1e-6)
+    assert {key: record[key] for key in ("protocol", *sizes)} == {"protocol": name, **sizes}
     assert f"protocol {name} (" in out
     assert "Perplexity per token of stock" in out
 
 
 def test_the_longest_length_is_more_than_the_tokens(capsys, place):
-    given = ("perplexity", place / "stock", "--data", place / "words.txt", "--lengths", 10, 50)
-    _, out = figures(capsys, place, *given, "--tokens", 20)
+    call = ("perplexity", place / "stock", "--data", place / "words.txt", "--lengths", 10, 50)
+    _, out = figures(capsys, place, *call, "--tokens", 20)
     assert "on 50 tokens of" in out
     assert "at least the longest length" in " ".join(run(capsys, "perplexity", "--help")[1].split())
 
 
 def test_bands(capsys, place):
-    found, out = figures(
+    record, out = figures(
         capsys, place, "bands", place / "stock", "--data", place / "words.txt", "--length", 30,
         "--train-length", 64, "--of", "query",
     )  # fmt: skip
     model, ids = stock_model(place)
     expected = measured_band(model, ids[:30], of="query")
-    assert found["band"] == expected["band"].tolist()
-    (row,) = found["predictions"]
-    assert row["mean"] == found["mean"] == expected["mean"]
+    assert record["band"] == expected["band"].tolist()
+    (row,) = record["predictions"]
+    assert row["mean"] == record["mean"] == expected["mean"]
     assert row["relative"] == expected["mean"] / 4
     assert row["predicted"] == wavepe.analysis.predicted_band(8, 10000.0, 64)
     for number in (row["mean"], row["relative"], row["predicted"], 1.1 * row["predicted"]):
@@ -172,46 +172,46 @@ def test_bands_by_layer_type(capsys, tmp_path):
     model = hf_families.build("gemma3_text", vocab_size=256)
     model.save_pretrained(tmp_path / "gemma")
     capsys.readouterr()  # its progress
-    found, _ = figures(capsys, tmp_path, "bands", tmp_path / "gemma", "--length", 30)
-    rows = {row["layers"]: row for row in found["predictions"]}
+    record, _ = figures(capsys, tmp_path, "bands", tmp_path / "gemma", "--length", 30)
+    rows = {row["layers"]: row for row in record["predictions"]}
     kinds = {"sliding_attention": hf_families.LOCAL_THETA, "full_attention": hf_families.THETA}
     assert {kind: row["theta"] for kind, row in rows.items()} == kinds
-    for kind, band in zip(model.config.layer_types, found["band"], strict=True):
+    for kind, band in zip(model.config.layer_types, record["band"], strict=True):
         assert rows[kind]["mean"] == np.mean(band)
 
 
 def test_needle(capsys, place, monkeypatch):
-    given = {}
-    monkeypatch.setattr(analysis, "needle", lambda *a, **o: given.update(o) or needle(*a, **o))
+    passed = {}
+    monkeypatch.setattr(analysis, "needle", lambda *a, **o: passed.update(o) or needle(*a, **o))
     model = checkpoint(place, "rope")
     options = ("--lengths", 32, 64, "--depths", 0, 1, "--trials", 3, "--seed", 5)
-    found, out = figures(capsys, place, "needle", model, *options)
+    record, out = figures(capsys, place, "needle", model, *options)
     loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(model)
     expected = needle(loaded, None, [32, 64], [0.0, 1.0], trials=3, seed=5)
-    assert found["success"] == expected.tolist()
-    assert (given["trials"], given["seed"]) == (3, 5)  # a model that finds nothing shows neither
-    assert (found["lengths"], found["depths"]) == ([32, 64], [0, 1])
+    assert record["success"] == expected.tolist()
+    assert (passed["trials"], passed["seed"]) == (3, 5)  # a model that finds nothing shows neither
+    assert (record["lengths"], record["depths"]) == ([32, 64], [0, 1])
     assert "greedy decoding, exact match, 3 trials" in out
-    found, out = figures(capsys, place, "needle", model, *options, "--theta", 1e6)
-    assert found["theta"] == 1e6
+    record, out = figures(capsys, place, "needle", model, *options, "--theta", 1e6)
+    assert record["theta"] == 1e6
     assert "theta=1e+06" in out
-    found, out = figures(
+    record, out = figures(
         capsys, place, "needle", place / "stock", "--lengths", 200, "--trials", 1, "--data",
         place / "words.txt",
     )  # fmt: skip
-    assert np.array(found["success"]).shape == (1, 5)
+    assert np.array(record["success"]).shape == (1, 5)
     assert "words.txt" in out
     assert "A model that never learned to find facts" in out
 
 
 def test_heatmap(capsys, place):
     names = [checkpoint(place, "wavelet"), place / "stock"]
-    found, out = figures(
+    record, out = figures(
         capsys, place, "heatmap", *names, "--length", 12, "--layer", 0, "--head", 1,
         "--threshold", 0.05, "--data", place / "words.txt", "--png", place / "map.png",
     )  # fmt: skip
     texts = [bytes_of(place, 12), stock_model(place)[1][:12]]
-    for name, tokens, got in zip(names, texts, found["models"], strict=True):
+    for name, tokens, got in zip(names, texts, record["models"], strict=True):
         weights = attention_map(AutoModelForCausalLM.from_pretrained(name), tokens)
         np.testing.assert_allclose(got["map"], weights[0, 1], atol=1e-6)
         windows = attention_window(weights, 0.05)
@@ -227,10 +227,10 @@ def test_sweeps(capsys, place):
         common = (model, "--data", place / "words.txt", "--lengths", 16, "--tokens", 64)
         plain, _ = figures(capsys, place, "perplexity", *common)
         whole = pytest.approx(plain["perplexity"]["16"], rel=1e-5)
-        found, out = figures(capsys, place, "sweep", *common, "--fraction", 1, 0.5, 0)
-        assert found["fraction"] == [1, 0.5, 0]
-        assert found["perplexity"]["16"][0] == whole
-        assert len(set(found["perplexity"]["16"])) == 3
+        record, out = figures(capsys, place, "sweep", *common, "--fraction", 1, 0.5, 0)
+        assert record["fraction"] == [1, 0.5, 0]
+        assert record["perplexity"]["16"][0] == whole
+        assert len(set(record["perplexity"]["16"])) == 3
         assert f"Perplexity per {unit} of {model.name} by fraction" in out
         theta, _ = figures(capsys, place, "sweep", *common, "--theta", 3, 1e4)
         assert theta["perplexity"]["16"][1] == whole
@@ -238,7 +238,7 @@ def test_sweeps(capsys, place):
         if unit == "byte":  # a fraction of 0 rotates nothing
             none = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(model, position_encoding="none")
             value = pytest.approx(perplexity(none, bytes_of(place, 64), 16), rel=1e-5)
-            assert found["perplexity"]["16"][2] == value
+            assert record["perplexity"]["16"][2] == value
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -249,8 +249,8 @@ def test_defaults_and_pictures(capsys, place, command, tmp_path, monkeypatch):
     for number in range(20):  # as small a library as will do
         (library / f"part{number}.py").write_text(WORDS * 200)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
-    given = (command, checkpoint(place, "rope"), "--png", picture)
-    code, out, err = run(capsys, *given)
+    call = (command, checkpoint(place, "rope"), "--png", picture)
+    code, out, err = run(capsys, *call)
     assert (code, err) == (0, "")
     assert "rope" in out
     assert str(picture) in out
@@ -258,7 +258,7 @@ def test_defaults_and_pictures(capsys, place, command, tmp_path, monkeypatch):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "library"]
     assert "standard library" in out or command == "needle"
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: open(path, "wb").close())
-    _, out, _ = run(capsys, *given, "--quiet", "--data", place / "words.txt")
+    _, out, _ = run(capsys, *call, "--quiet", "--data", place / "words.txt")
     assert str(picture) not in out
 
 
@@ -272,19 +272,19 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
         texts, "_pieces", lambda file: (read.append(piece) or piece for piece in pieces(file))
     )
     model = Model(Path("x"), None, tokenizer(300), None, None)
-    found = texts.tokens_for(model, str(path), [50], 1000)
+    tokens = texts.tokens_for(model, str(path), [50], 1000)
     assert len(read) <= 3
     expected = tokenizer(300)(path.read_text()[:20000])["input_ids"][:1000]
-    assert found.ids.tolist() == expected
+    assert tokens.ids.tolist() == expected
 
 
 def test_no_more_than_the_end_of_a_text_is_kept(monkeypatch):
     """Also if large pieces follow many small ones."""
     pieces, read, first = [b"a"] * 100 + [b"b" * 1000] * 100, [], texts._first
     monkeypatch.setattr(texts, "_pieces", lambda data: iter(pieces))
-    monkeypatch.setattr(texts, "_first", lambda *given: read.append(given) or first(*given))
-    found = texts.first_and_last_tokens(Model(Path("x"), None, None, None, None), "x", 1, 100)
-    assert bytes(found.tolist()) == b"a" + b"b" * 100
+    monkeypatch.setattr(texts, "_first", lambda *args: read.append(args) or first(*args))
+    ids = texts.first_and_last_tokens(Model(Path("x"), None, None, None, None), "x", 1, 100)
+    assert bytes(ids.tolist()) == b"a" + b"b" * 100
     assert list(read[-1][1]) == pieces[-2:]  # at least 16 bytes for each token
 
 
@@ -292,10 +292,10 @@ def test_no_length_leads_to_the_text_of_the_training(capsys, place):
     """The held-out text is known for any length; where it is too short, that is the error."""
     run = results(place / "run")
     held_out = run["environment"]["data"]["held_out_bytes"]
-    given = ("perplexity", checkpoint(place, "rope"), "--data", text(), "--lengths", 32)
-    found, _ = figures(capsys, place, *given, held_out)
-    assert f"{held_out} bytes of the held-out part" in found["data"]
-    assert f"needs at least {held_out + 1}" in refused(capsys, *given, held_out + 1)
+    call = ("perplexity", checkpoint(place, "rope"), "--data", text(), "--lengths", 32)
+    record, _ = figures(capsys, place, *call, held_out)
+    assert f"{held_out} bytes of the held-out part" in record["data"]
+    assert f"needs at least {held_out + 1}" in refused(capsys, *call, held_out + 1)
 
 
 def test_files_that_training_leaves_out_hide_its_text_from_no_command(tmp_path):
@@ -307,16 +307,16 @@ def test_files_that_training_leaves_out_hide_its_text_from_no_command(tmp_path):
     kept = {"longest": split.longest, "read_bytes": split.read_bytes, "train_bytes": 9000}
     settings = {"lengths": [16], "train_length": 16, "eval_bytes": 64}
     comparison = {**settings, "text_sha256": split.sha256, "text": kept}
-    found = texts.tokens_for(Model(Path("x"), None, None, None, comparison), str(tmp_path), [16])
-    assert "held-out part" in found.description
+    tokens = texts.tokens_for(Model(Path("x"), None, None, None, comparison), str(tmp_path), [16])
+    assert "held-out part" in tokens.description
 
 
 def test_a_model_of_no_comparison_may_know_the_default_text(monkeypatch, tmp_path):
     for number in range(20):
         (tmp_path / f"part{number}.py").write_text(WORDS * 9)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    found = texts.tokens_for(Model(Path("x"), None, None, None, None), None, [16])
-    assert found.description.endswith("bytes, the part that wavepe compare holds out")
+    tokens = texts.tokens_for(Model(Path("x"), None, None, None, None), None, [16])
+    assert tokens.description.endswith("bytes, the part that wavepe compare holds out")
 
 
 def test_a_long_line_is_cut_between_characters(monkeypatch, tmp_path):
@@ -336,16 +336,16 @@ def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, plac
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(content,))
     writer.start()
-    given = ("perplexity", model, "--lengths", 16, "--tokens", 64, "--data")
-    piped, _ = figures(capsys, place, *given, pipe)
+    call = ("perplexity", model, "--lengths", 16, "--tokens", 64, "--data")
+    piped, _ = figures(capsys, place, *call, pipe)
     writer.join()
     large = tmp_path / "large.txt"
     large.write_bytes(content)
     with large.open("ab") as file:
         file.truncate(1 << 40)  # of zeros, far beyond the memory
-    plain, _ = figures(capsys, place, *given, place / "words.txt")
+    plain, _ = figures(capsys, place, *call, place / "words.txt")
     assert piped["perplexity"] == plain["perplexity"]
-    assert "holds NUL" in refused(capsys, *given, large)
+    assert "holds NUL" in refused(capsys, *call, large)
 
 
 # ------------------------------------------------------------------ bad input
@@ -353,8 +353,8 @@ def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, plac
 
 def refused(capsys, *argv, code=2):
     """Return the one line of the error of a command that stops and writes nothing."""
-    found, out, err = run(capsys, *argv)
-    assert (found, out) == (code, ""), err
+    exit_code, out, err = run(capsys, *argv)
+    assert (exit_code, out) == (code, ""), err
     assert err.count("\n") == 1, err
     assert err.startswith(f"wavepe {argv[0]}: error: ")
     return err
@@ -365,9 +365,9 @@ def test_bad_models(capsys, place, tmp_path, command):
     assert "nowhere': no such folder" in refused(capsys, command, tmp_path / "nowhere")
     assert "is a file" in refused(capsys, command, place / "words.txt")
     assert "holds no config.json" in refused(capsys, command, tmp_path)
-    said = refused(capsys, command, place / "run")
-    assert "folder of a comparison" in said
-    assert "checkpoints" in said
+    message = refused(capsys, command, place / "run")
+    assert "folder of a comparison" in message
+    assert "checkpoints" in message
     broken = shutil.copytree(place / "stock", tmp_path / "broken")
     for file, content in (("model.safetensors", "no weights"), ("config.json", "{")):
         (broken / file).write_text(content)
@@ -376,10 +376,10 @@ def test_bad_models(capsys, place, tmp_path, command):
         assert "cannot load" in refused(capsys, command, broken, code=1)
     ignored = shutil.ignore_patterns("tokenizer*")
     mute = shutil.copytree(place / "stock", tmp_path / "mute", ignore=ignored)
-    said = refused(capsys, command, mute)
-    assert "holds no tokenizer" in said
-    assert "give the Trainer processing_class=tokenizer" in said
-    assert "300" in said
+    message = refused(capsys, command, mute)
+    assert "holds no tokenizer" in message
+    assert "give the Trainer processing_class=tokenizer" in message
+    assert "300" in message
 
 
 def test_weights_that_are_missing_are_not_drawn(capsys, place, tmp_path):
@@ -388,9 +388,9 @@ def test_weights_that_are_missing_are_not_drawn(capsys, place, tmp_path):
     weights = load_file(file)
     del weights["model.layers.1.self_attn.k_proj.weight"]
     save_file(weights, file, {"format": "pt"})
-    said = refused(capsys, "perplexity", tmp_path / "part", code=1)
-    assert "its files lack model." in said
-    assert "layers.1.self_attn.k_proj.weight" in said
+    message = refused(capsys, "perplexity", tmp_path / "part", code=1)
+    assert "its files lack model." in message
+    assert "layers.1.self_attn.k_proj.weight" in message
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -400,8 +400,8 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     empty.write_text("")
     (tmp_path / "nul.txt").write_bytes(b"a\0b")
     assert "no such file" in refused(capsys, command, stock, "--data", tmp_path / "none.txt")
-    said = refused(capsys, command, stock, "--data", empty)
-    assert "holds no text" in said or "text too short" in said
+    message = refused(capsys, command, stock, "--data", empty)
+    assert "holds no text" in message or "text too short" in message
     assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
     json_to = (command, stock, "--json")
     assert "Is a directory" in refused(capsys, *json_to, tmp_path)
@@ -413,8 +413,8 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     assert "same file" in refused(capsys, command, stock, "--png", both, "--json", both)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = refused(capsys, command, stock, "--png", both, code=1)
-    assert "needs matplotlib: pip install" in said
+    message = refused(capsys, command, stock, "--png", both, code=1)
+    assert "needs matplotlib: pip install" in message
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.txt", "nul.txt"]
 
 
@@ -466,9 +466,9 @@ def test_what_a_model_cannot_do_is_one_line(capsys, place):
     assert "--fraction needs a model with RoPE" in refused(capsys, "sweep", wavelet, *data)
     assert "not rotary" in refused(capsys, "sweep", wavelet, *data, "--theta", 100, code=1)
     assert "not rotary" in refused(capsys, "needle", wavelet, *data, "--theta", 100, code=1)
-    said = refused(capsys, "perplexity", place / "stock", *data, "--lengths", 100_000)
-    assert "text too short" in said
-    assert "needs at least 100000" in said
+    message = refused(capsys, "perplexity", place / "stock", *data, "--lengths", 100_000)
+    assert "text too short" in message
+    assert "needs at least 100000" in message
 
 
 def test_positions_that_end(capsys, place, tmp_path):
@@ -477,6 +477,6 @@ def test_positions_that_end(capsys, place, tmp_path):
         eos_token_id=None,
     )  # fmt: skip
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    given = ("perplexity", tmp_path / "gpt2", "--data", place / "words.txt", "--lengths")
-    assert run(capsys, *given, 32)[0] == 0
-    assert "its positions end at 32" in refused(capsys, *given, 33, code=1)
+    call = ("perplexity", tmp_path / "gpt2", "--data", place / "words.txt", "--lengths")
+    assert run(capsys, *call, 32)[0] == 0
+    assert "its positions end at 32" in refused(capsys, *call, 33, code=1)

@@ -172,7 +172,7 @@ def test_what_follows_the_length_is_not_decoded_incrementally(spec):
 )
 def test_checkpointed_activations(spec):
     """Gradients of what all layers share as well, and the same dropout."""
-    ids, found = tokens(), []
+    ids, results = tokens(), []
     for options in ({}, {"checkpoint_activations": True}):
         made = model(spec, dropout=0.1, attention_dropout=0.3, **options).train()
         wrapped = {hasattr(layer, "precheckpoint_forward") for layer in made.decoder.layers}
@@ -180,8 +180,8 @@ def test_checkpointed_activations(spec):
         torch.manual_seed(5)
         out = made(ids)[0]
         out.square().sum().backward()
-        found.append((out, {name: x.grad for name, x in made.named_parameters()}))
-    (out, gradients), (again, recomputed) = found
+        results.append((out, {name: x.grad for name, x in made.named_parameters()}))
+    (out, gradients), (again, recomputed) = results
     assert torch.equal(out, again)
     assert gradients.keys() == recomputed.keys()
     for name, gradient in gradients.items():
@@ -238,8 +238,8 @@ def test_dropout_of_weights():
 
 def test_dropout_during_inference_is_found_by_fairseqs_names():
     made = model("alibi", dropout=0.1, attention_dropout=0.1)
-    given = ["MultiheadAttention", "TransformerDecoderLayerBase"]
-    made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=given)
+    names = ["MultiheadAttention", "TransformerDecoderLayerBase"]
+    made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=names)
     layer = made.decoder.layers[0]
     assert layer.self_attn.dropout_module.apply_during_inference
     assert layer.dropout_module.apply_during_inference
@@ -279,10 +279,16 @@ def test_copies_share_nothing():
 def test_attention_refuses_what_it_does_not_do(changed, message):
     attention = model("alibi").decoder.layers[0].self_attn
     x = torch.zeros(4, 1, DIM)
-    given = {"query": x, "key": x, "value": x, "attn_mask": torch.empty(0), "need_weights": False}
-    attention(**given)
+    call = {
+        "query": x,
+        "key": x,
+        "value": x,
+        "attn_mask": torch.empty(0),
+        "need_weights": False,
+    }
+    attention(**call)
     with pytest.raises(NotImplementedError, match=message):
-        attention(**given | changed)
+        attention(**call | changed)
 
 
 def test_attention_to_later_tokens_is_refused():

@@ -48,7 +48,7 @@ OF_TRANSFORMER_LM = [
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         ("wavelett", ["unknown encoding 'wavelett', did you mean 'wavelet'?"]),
         ("learned", wavepe.encodings.known_encodings()),
@@ -60,13 +60,13 @@ OF_TRANSFORMER_LM = [
         ("rope:theta=64,theta=64", ["gives theta twice"]),
     ],
 )  # fmt: skip
-def test_a_wrong_spec_is_told_before_anything_is_done(spec, told, capsys):
+def test_a_wrong_spec_is_told_before_anything_is_done(spec, expected, capsys):
     with pytest.raises(SystemExit) as ended:
         command("train", *arguments("unused", "--pos-enc", spec))
     assert ended.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "error: argument --pos-enc: " in line
-    assert [words for words in told if words not in line] == []
+    assert [words for words in expected if words not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_a_wrong_spec_is_told_before_anything_is_done(spec, told, capsys):
 )
 def test_a_spec_survives_the_configuration(spec):
     """Hydra reads : , = + as its own grammar if they are not quoted."""
-    given = configuration(arguments("unused", "--pos-enc", spec)).model.pos_enc
-    assert wavepe.encoding(given) == wavepe.encoding(spec)
+    composed_spec = configuration(arguments("unused", "--pos-enc", spec)).model.pos_enc
+    assert wavepe.encoding(composed_spec) == wavepe.encoding(spec)
 
 
 # --------------------------------------------------------------- architectures
 
 
-def parsed(*given, recipe=WIKI103):
+def parsed(*words, recipe=WIKI103):
     return options.parse_args_and_arch(
-        options.get_training_parser(), arguments("unused", *given, recipe=recipe)
+        options.get_training_parser(), arguments("unused", *words, recipe=recipe)
     )
 
 
@@ -105,11 +105,11 @@ def test_every_architecture_is_served():
 
 @pytest.mark.parametrize("arch", OF_TRANSFORMER_LM)
 def test_every_architecture_takes_it(arch):
-    given = ("--pos-enc", "rope", "--rope-theta", 64, "--arch", arch)
-    args, plain = parsed(*given), parsed("--arch", arch)
+    words = ("--pos-enc", "rope", "--rope-theta", 64, "--arch", arch)
+    args, plain = parsed(*words), parsed("--arch", arch)
     assert (args.pos_enc, args.rope_theta) == ("rope", 64)
-    own = {"pos_enc", "rope_theta"}
-    assert {k: v for k, v in vars(args).items() if k not in own} == vars(plain)
+    chosen = {"pos_enc", "rope_theta"}
+    assert {k: v for k, v in vars(args).items() if k not in chosen} == vars(plain)
 
 
 def test_other_models_do_not_take_it():
@@ -166,7 +166,7 @@ SCALES_3 = "head size 8 is not divisible by 3 scales"
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "told"),
+    ("spec", "changes", "message"),
     [
         (None, {"rope_theta": 64.0}, r"--rope-theta 64\.0 needs --pos-enc rope, got no"),
         ("alibi", {"rope_theta": 64.0}, "needs --pos-enc rope, got --pos-enc alibi"),
@@ -183,9 +183,9 @@ SCALES_3 = "head size 8 is not divisible by 3 scales"
         ("rope", XFORMERS, "does not go with --decoder-xformers-att-config"),
     ],
 )
-def test_what_does_not_fit(spec, given, told):
-    with pytest.raises(ValueError, match=told):
-        model(spec, **given)
+def test_what_does_not_fit(spec, changes, message):
+    with pytest.raises(ValueError, match=message):
+        model(spec, **changes)
 
 
 def test_shorthands_on_the_command_line(tmp_path):
@@ -229,21 +229,21 @@ from wavepe.fairseq.commands import {function}
 
 
 @pytest.mark.parametrize(
-    ("package", "function", "told"),
+    ("package", "function", "message"),
     [
         ("fairseq", "train", "pip install --no-deps fairseq==0.12.2"),
         pytest.param("omegaconf", "eval_lm", "omegaconf", marks=pytest.mark.slow),
         ("torch", "generate", "torch"),
     ],
 )
-def test_without_a_package(package, function, told):
+def test_without_a_package(package, function, message):
     hidden = HIDDEN.format(package=package, function=function)
     ended = python("-W", "ignore", "-c", hidden)
     assert ended.returncode == 1
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
     assert line.startswith("wavepe-fairseq: ")
-    assert told in line
+    assert message in line
 
 
 def test_importing_the_package_loads_nothing():
@@ -307,17 +307,17 @@ def small(args):
 @pytest.mark.slow
 def test_a_user_dir_of_ones_own(tmp_path):
     """With an encoding and an architecture, next to our command and in a process of its own."""
-    own = tmp_path / "own_models"
-    own.mkdir()
-    (own / "__init__.py").write_text(OWN)
-    given = ("--user-dir", own, "--pos-enc", "even:slope=0.25", "--max-update", 3)
+    folder = tmp_path / "own_models"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(OWN)
+    words = ("--user-dir", folder, "--pos-enc", "even:slope=0.25", "--max-update", 3)
     recipe = (*GPT[2:], "--arch", "transformer_lm_of_a_user")
-    line = arguments(tmp_path / "run", *given, recipe=recipe)
+    line = arguments(tmp_path / "run", *words, recipe=recipe)
     ended = forked("-c", "from wavepe.fairseq.commands import train; train()", *line)
     assert ended.returncode == 0, ended.stderr
     state = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
-    found = record_of(state["model"])["encoding"]
-    assert (found["name"], found["slope"]) == ("even", 0.25)
+    record = record_of(state["model"])["encoding"]
+    assert (record["name"], record["slope"]) == ("even", 0.25)
 
 
 @pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 does not start by itself")
@@ -374,16 +374,16 @@ def test_results_picture_logs_and_table_of_the_demo(finished):
     assert results["scored_tokens"] > 0
     assert results["environment"]["torch"]
     assert all(run["seconds"] > 0 for run in results["runs"])
-    found = figures(out)
-    assert list(found) == ROWS
-    for (spec, _), values in found.items():
+    perplexities = figures(out)
+    assert list(perplexities) == ROWS
+    for (spec, _), values in perplexities.items():
         assert list(values) == ["16", "32"]
         assert spec in printed
         for value in values.values():
             assert 1 < value < 1000
             assert f"{value:.2f}" in printed
     for protocol in ("blocks", "sliding"):
-        plain, scaled = (found[spec, protocol] for spec in ("rope", SCALED))
+        plain, scaled = (perplexities[spec, protocol] for spec in ("rope", SCALED))
         assert plain["16"] == scaled["16"]  # the base grows beyond the trained length alone
         assert plain["32"] != scaled["32"]
     for heading in ("16 (1x)", "32 (2x)", "Perplexity per word", "blocks", "sliding"):

@@ -32,9 +32,9 @@ no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="of machines w
 def original(module, name):
     """Return the function that the shim has wrapped."""
     wrapped = getattr(module, name)
-    found = inspect.unwrap(wrapped)
-    assert found is not wrapped, f"the shim of {name} is not in place"
-    return found
+    unwrapped = inspect.unwrap(wrapped)
+    assert unwrapped is not wrapped, f"the shim of {name} is not in place"
+    return unwrapped
 
 
 # --------------------------------------------------------------- dataclasses as defaults
@@ -78,16 +78,16 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
 def test_lines_as_samples(tmp_path, monkeypatch):
     """--sample-break-mode eos."""
     monkeypatch.delattr(np, "compat")
-    given = ("--pos-enc", "alibi", "--sample-break-mode", "eos", "--max-update", 2)
+    words = ("--pos-enc", "alibi", "--sample-break-mode", "eos", "--max-update", 2)
     with pytest.raises(AttributeError, match="has no attribute 'compat'"):
-        train(tmp_path, *given, recipe=GPT)
+        train(tmp_path, *words, recipe=GPT)
     compat.add_numpy_compat()
-    run = train(tmp_path, *given, recipe=GPT)
+    run = train(tmp_path, *words, recipe=GPT)
     assert len(run.losses) == 2
     assert evaluate(run.path, "--sample-break-mode", "eos")["perplexity"] < 1000
-    own = vars(np)["compat"]
+    added = vars(np)["compat"]
     compat.add_numpy_compat()
-    assert vars(np)["compat"] is own
+    assert vars(np)["compat"] is added
 
 
 # --------------------------------------------------------------- torch.load of objects
@@ -96,9 +96,9 @@ def test_lines_as_samples(tmp_path, monkeypatch):
 class Received:
     """The object that a later rank gets from `_broadcast_object_slow`, without a group."""
 
-    def __init__(self, monkeypatch, given):
+    def __init__(self, monkeypatch, value):
         buffer = io.BytesIO()
-        torch.save(given, buffer)
+        torch.save(value, buffer)
         self.bytes = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         monkeypatch.setattr(fairseq.distributed.utils, "get_rank", lambda group: 1)
         monkeypatch.setattr(fairseq.distributed.utils, "broadcast", self.broadcast)
@@ -110,13 +110,13 @@ class Received:
 
 def test_objects_of_another_rank(monkeypatch):
     """A checkpoint's configuration, which ranks get where a training is resumed."""
-    given = {"cfg": configuration(arguments("unused")), "num_updates": 3}
-    Received(monkeypatch, given)
+    state = {"cfg": configuration(arguments("unused")), "num_updates": 3}
+    Received(monkeypatch, state)
     utils, load = fairseq.distributed.utils, torch.load
     sent = (None, 0, None, torch.device("cpu"))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         original(utils, "_broadcast_object_slow")(*sent)
-    assert utils._broadcast_object_slow(*sent) == given
+    assert utils._broadcast_object_slow(*sent) == state
     assert torch.load is load
 
 
@@ -130,8 +130,8 @@ def test_namespaces_in_checkpoints(tmp_path):
         with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
             fairseq.checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "x.pt")
         compat.allow_namespaces_in_checkpoints()
-        found = torch.load(tmp_path / "x.pt", weights_only=True)
-        assert found["args"].arch == "transformer"
+        loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+        assert loaded["args"].arch == "transformer"
     finally:
         torch.serialization.add_safe_globals(known)
 
@@ -172,10 +172,10 @@ UTILS = fairseq.distributed.utils
 def launched(monkeypatch):
     """Run a training here by fairseq's call_main; return how it runs, and its configuration."""
 
-    def launch(*given, stock=False, **env):
+    def launch(*words, stock=False, **env):
         for key, value in env.items():
             monkeypatch.setenv(key, value)
-        cfg, seen = configuration(arguments("unused", *given)), []
+        cfg, seen = configuration(arguments("unused", *words)), []
         monkeypatch.setattr(UTILS, "distributed_main", lambda *a, **k: seen.append("several"))
         call_main = original(UTILS, "call_main") if stock else UTILS.call_main
         call_main(cfg, lambda *a, **k: seen.append("alone"))
@@ -193,9 +193,9 @@ def test_processes_that_nobody_starts(launched):
     with pytest.raises(AssertionError, match="world size is 2 but have 0 available devices"):
         launched(*TWO, stock=True)
     assert launched(*TWO, *WITH_ADDRESS, stock=True)[0] == []  # nothing is trained, nor said
-    for given in (TWO, TWO + WITH_ADDRESS):
+    for words in (TWO, TWO + WITH_ADDRESS):
         with pytest.raises(ValueError, match="size 2: fairseq starts one process per GPU"):
-            launched(*given)
+            launched(*words)
 
 
 TORCHRUN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1"}

@@ -127,23 +127,23 @@ FOUR = ("wavelet", "rope", "alibi", "normalised")
 def test_eight_times_the_trained_length(spec, guarded, caplog):
     """With no override, and all tokens of it."""
     caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")
-    found = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
-    assert found[0] != found[1]
-    assert max(found) < math.log2(len(dictionary()))
+    losses = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
+    assert losses[0] != losses[1]
+    assert max(losses) < math.log2(len(dictionary()))
     assert caplog.text.count(f"Evaluated {len(validation_words()):,} tokens") == 2
 
 
 def by_hand(path, block, context):
     """Loss (base 2) of blocks of words, each predicted from itself and the context before it."""
     made, wanted = loaded(path), validation_words()
-    given = torch.cat([torch.tensor([dictionary().eos()]), wanted[:-1]])
+    inputs = torch.cat([torch.tensor([dictionary().eos()]), wanted[:-1]])
     total = 0.0
     for start in range(0, len(wanted), block):
         targets = wanted[start : start + block]
-        ids = given[max(0, start - context) : start + block]
+        ids = inputs[max(0, start - context) : start + block]
         with torch.no_grad():
-            found = made.get_normalized_probs(made(ids[None]), log_probs=True)[0]
-        total -= found[-len(targets) :].gather(1, targets[:, None]).sum().double()
+            scores = made.get_normalized_probs(made(ids[None]), log_probs=True)[0]
+        total -= scores[-len(targets) :].gather(1, targets[:, None]).sum().double()
     return float(total) / len(wanted) / math.log(2)
 
 
@@ -155,28 +155,28 @@ def test_windows_with_padding(spec, guarded):
     wanted = by_hand(path_of(spec), block, context)
     assert abs(by_hand(path_of(spec), block, 0) - wanted) > 4e-6 * wanted  # the context matters
     for batch in (1, 5):
-        found = evaluate(path_of(spec), "--context-window", context, tokens=32, batch=batch)
-        assert abs(float(found["loss"]) - wanted) <= 2e-6 * wanted
+        result = evaluate(path_of(spec), "--context-window", context, tokens=32, batch=batch)
+        assert abs(float(result["loss"]) - wanted) <= 2e-6 * wanted
 
 
 # --------------------------------------------------------------- generate
 
 
-def generated(path, capsys, *given):
+def generated(path, capsys, *words):
     """Return (prompt, words, score in bits of each word) by the number of the line."""
     line = [corpus(), *COMMON, "--path", path, "--gen-subset", "valid", "--beam", 2, "--nbest", 2]
-    line += ["--sample-break-mode", "eos", "--max-len-b", 12, "--batch-size", 8, *given]
+    line += ["--sample-break-mode", "eos", "--max-len-b", 12, "--batch-size", 8, *words]
     line += ["--num-shards", 3, "--shard-id", 2]  # a third of the batches is enough
     capsys.readouterr()
     command("generate", *line)
     out = capsys.readouterr().out
-    found = {}
+    rows = {}
     for kind in ("S", "H", "P"):
         for number, text in re.findall(rf"^{kind}-(\d+)\t(.*)$", out, re.MULTILINE):
-            found.setdefault(int(number), {}).setdefault(kind, []).append(text)
+            rows.setdefault(int(number), {}).setdefault(kind, []).append(text)
     return [
         (row["S"][0].split(), hypothesis.split("\t")[1].split(), [float(x) for x in bits.split()])
-        for row in found.values()
+        for row in rows.values()
         for hypothesis, bits in zip(row["H"], row["P"], strict=True)
     ]
 

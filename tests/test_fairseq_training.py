@@ -121,12 +121,12 @@ commands.train()
 def test_a_killed_training_is_resumed_to_the_last_bit(tmp_path):
     """With the dropout of the recipe: fairseq seeds each update, and fused attention draws its seed
     from torch's generator."""
-    given = ("--pos-enc", "wavelet:learned=true")
-    line = arguments(tmp_path, *given, "--save-interval-updates", 15, "--max-update", 10**6)
+    words = ("--pos-enc", "wavelet:learned=true")
+    line = arguments(tmp_path, *words, "--save-interval-updates", 15, "--max-update", 10**6)
     done = forked("-c", KILLED, *line)
     assert done.returncode == -9, done.stderr
-    whole = trained(*given, "--max-update", 25, recipe=WIKI103)
-    resumed = train(tmp_path, *given, "--max-update", 25)
+    whole = trained(*words, "--max-update", 25, recipe=WIKI103)
+    resumed = train(tmp_path, *words, "--max-update", 25)
     assert resumed.losses == whole.losses[15:]
     for part in ("model", "last_optimizer_state"):
         assert_same(resumed.state[part], whole.state[part])
@@ -159,9 +159,9 @@ for path in sys.argv.pop(1).split(','):
 @pytest.mark.slow
 def test_a_process_without_the_plugin_refuses_a_checkpoint_with_pos_enc():
     """Or it would evaluate other positions. It reads one without --pos-enc."""
-    stock, own = trained(recipe=BARE), trained("--pos-enc", "none", recipe=BARE)
+    stock, ours = trained(recipe=BARE), trained("--pos-enc", "none", recipe=BARE)
     line = [corpus(), *COMMON, "--max-tokens", "1024", "--gen-subset", "valid", "--path", ""]
-    ended = forked("-c", WITHOUT_PLUGIN, f"{stock.path},{own.path}", *line)
+    ended = forked("-c", WITHOUT_PLUGIN, f"{stock.path},{ours.path}", *line)
     assert f"Perplexity: {evaluate(stock.path)['perplexity']:.2f}" in ended.stdout
     assert ended.stdout.count("Perplexity") == 1
     assert ended.returncode == 1
@@ -174,9 +174,9 @@ def test_a_stock_checkpoint_is_refused_by_a_model_with_pos_enc(of_plugin, tmp_pa
         if not of_plugin:  # its configuration does not know the option
             without_plugin(patch)
         stock = train(tmp_path / "stock", recipe=GPT)
-    given = ("--pos-enc", "alibi", "--finetune-from-model", stock.path)
+    words = ("--pos-enc", "alibi", "--finetune-from-model", stock.path)
     with pytest.raises(Exception, match="Cannot load model parameters") as caught:
-        train(tmp_path / "own", *given, recipe=GPT)
+        train(tmp_path / "own", *words, recipe=GPT)
     reason = str(caught.value.__context__)
     assert "'alibi'" in reason
     assert "do not give pos_enc" in reason
@@ -206,8 +206,8 @@ def test_options_of_inference_and_the_trained_length(tmp_path):
     scaled = "rope:theta=64,inference_theta=scaled"
 
     def losses(path=run.path, **overrides):
-        found = (evaluate(path, overrides=overrides, tokens=n) for n in (LENGTH, 4 * LENGTH))
-        return [float(row["loss"]) for row in found]
+        results = (evaluate(path, overrides=overrides, tokens=n) for n in (LENGTH, 4 * LENGTH))
+        return [float(row["loss"]) for row in results]
 
     plain = losses()
     assert losses(pos_enc="rope:theta=64,inference_theta=64") == plain
@@ -241,8 +241,8 @@ def averaged(paths):
 
 
 def test_a_mean_of_checkpoints_keeps_its_encoding(tmp_path):
-    given = ("--save-interval-updates", 5, "--max-update", 15)
-    train(tmp_path, "--pos-enc", "wavelet:kind=haar,scales=4", *given, recipe=GPT)
+    words = ("--save-interval-updates", 5, "--max-update", 15)
+    train(tmp_path, "--pos-enc", "wavelet:kind=haar,scales=4", *words, recipe=GPT)
     paths = sorted(Path(tmp_path).glob("checkpoint_1_*.pt"))
     assert len(paths) == 3
     torch.save(averaged(paths), tmp_path / "mean.pt")
@@ -306,13 +306,13 @@ def test_two_processes_are_one_run(tmp_path):
     assert out.count("training on 2 devices") == 3  # said by the first rank alone
     for folder, recipe in ((adaptive, WIKI103), (plain, GPT)):
         path = folder / "checkpoint_last.pt"
-        found = torch.load(path, weights_only=True)
-        assert found["optimizer_history"][-1]["num_updates"] == 10
+        state = torch.load(path, weights_only=True)
+        assert state["optimizer_history"][-1]["num_updates"] == 10
         one = train(tmp_path / "one" / recipe[1], *SPEC, "--update-freq", 2, recipe=recipe)
-        assert largest_difference(found["model"], one.state["model"]) <= 1e-6
+        assert largest_difference(state["model"], one.state["model"]) <= 1e-6
         assert abs(evaluate(path)["loss"] - evaluate(one.path)["loss"]) <= 1e-6
     alone = train(tmp_path / "alone", *SPEC, recipe=GPT)  # as a rank that knows of no other
-    assert largest_difference(found["model"], alone.state["model"]) > 1e-3
+    assert largest_difference(state["model"], alone.state["model"]) > 1e-3
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="fairseq starts processes on the GPUs")

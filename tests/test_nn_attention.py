@@ -32,14 +32,14 @@ def parts(module, x):
         projection(x).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj, module.v_proj)
     )
-    own = Attention(
+    attention = Attention(
         str(module.encoding), module.head_dim, module.heads, module.kv_heads, causal=module.causal,
         dim=module.dim,
     ).eval()  # fmt: skip
-    own.position_encoding = module.position_encoding
+    attention.position_encoding = module.position_encoding
     if module.encoding.reads_input:
-        own.forward = functools.partial(own.forward, x=x)
-    return own, q, k, v
+        attention.forward = functools.partial(attention.forward, x=x)
+    return attention, q, k, v
 
 
 def projected(module, out):
@@ -86,14 +86,14 @@ def test_the_formula(spec, situation, causal):
     """Check SelfAttention; Attention is the same without projections, to the bit."""
     if spec == "fox" and not causal:
         pytest.skip("fox is causal")
-    options, length, given = SITUATIONS[situation]
+    options, length, call = SITUATIONS[situation]
     module, x = made(spec, causal=causal, **options), tokens(length)
-    got, window = module(x, **given), {"window": options.get("window")}
-    shown = given.get("key_mask") if "positions" in given else None  # hidden ones may be anywhere
+    got, window = module(x, **call), {"window": options.get("window")}
+    shown = call.get("key_mask") if "positions" in call else None  # hidden ones may be anywhere
     where = None if shown is None else shown.expand(2, -1)
-    assert_exact(got, module, x, where=where, **given, **window)
+    assert_exact(got, module, x, where=where, **call, **window)
     attention, *qkv = parts(module, x)
-    assert torch.equal(projected(module, attention(*qkv, **given, **window)), got)
+    assert torch.equal(projected(module, attention(*qkv, **call, **window)), got)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -134,8 +134,8 @@ def test_window_softcap_and_value_size(spec):
     v = torch.randn(2, 2, 11, 5, dtype=q.dtype)
     got, plain = attention(q, k, v, window=4, softcap=2.0), attention(q, k, v)
     q, k, rotated = attention.position_encoding.rotate(q, k, None, None)
-    given = Scores(attention.encoding, 8, 4, causal=True).arguments(q, k, {}, rotated)
-    wanted = ops.attention(**given, v=v, window=4, softcap=2.0)
+    arguments = Scores(attention.encoding, 8, 4, causal=True).arguments(q, k, {}, rotated)
+    wanted = ops.attention(**arguments, v=v, window=4, softcap=2.0)
     assert got.shape == (2, 4, 11, 5)
     assert torch.equal(got, wanted)
     assert not torch.allclose(got, plain)
@@ -216,8 +216,8 @@ def test_positions_that_are_refused(spec):
 def test_rotary_takes_gaps(spec):
     module, x = made(spec), tokens()
     positions = torch.tensor([0, 1, 2, 3, 7, 8, 9, 100, 101, 102, 5000])
-    for given in (positions, torch.stack([positions, torch.arange(11)])):
-        assert_exact(module(x, positions=given), module, x, positions=given)
+    for rows in (positions, torch.stack([positions, torch.arange(11)])):
+        assert_exact(module(x, positions=rows), module, x, positions=rows)
 
 
 @pytest.mark.parametrize("spec", RELATIVE)
@@ -301,8 +301,8 @@ def test_gradients(spec):
     values = [value.detach().clone().requires_grad_() for _, value in module.named_parameters()]
 
     def function(x, *values):
-        given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(module, given, (x,))
+        parameters = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(module, parameters, (x,))
 
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), *values), fast_mode=True)
 

@@ -44,9 +44,9 @@ def test_one_graph_for_every_length(spec, backend):
         x = tokens(length, dtype=F32)
         results = []
         for function in (compiled, module):
-            given = x.clone().requires_grad_()
-            out = function(given)
-            results.append((out, *torch.autograd.grad(out.sum(), [given, *module.parameters()])))
+            leaf = x.clone().requires_grad_()
+            out = function(leaf)
+            results.append((out, *torch.autograd.grad(out.sum(), [leaf, *module.parameters()])))
         for a, b in zip(*results, strict=True):
             assert (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1)
     assert compiled_once(backend)
@@ -266,10 +266,10 @@ def test_checkpointing():
 
 def test_layers_that_share_what_is_learned():
     first, second = made("shaw:clip=3"), made("shaw:clip=3", seed=1)
-    own = sum(x.numel() for x in first.parameters())
+    count = sum(x.numel() for x in first.parameters())
     second.position_encoding = first.position_encoding
     model = torch.nn.Sequential(first, second)
-    assert sum(x.numel() for x in model.parameters()) == 2 * own - 7 * 8
+    assert sum(x.numel() for x in model.parameters()) == 2 * count - 7 * 8
     x = tokens()
     assert_exact(model(x), second, first(x))
     model(x).sum().backward()
@@ -335,11 +335,11 @@ MODULES = {
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "options", "words"),
+    ("module", "inputs", "options", "words"),
     [
         *(
-            (SelfAttention, given, options, words)
-            for given, options, words in [
+            (SelfAttention, inputs, options, words)
+            for inputs, options, words in [
                 ([np.zeros((2, 6, 32))], {}, "x must be a torch.Tensor, got ndarray"),
                 ([X[0]], {}, r"x must be \(B, L, 32\), got \(6, 32\)"),
                 ([X], {"key_mask": [True] * 6}, "key_mask must be a torch.Tensor, got list"),
@@ -355,8 +355,8 @@ MODULES = {
             ]
         ),
         *(
-            (Attention, given, options, words)
-            for given, options, words in [
+            (Attention, inputs, options, words)
+            for inputs, options, words in [
                 ((Q[:, :2], K, K), {}, r"q must be \(B, 4, tokens, 8\), got \(2, 2, 7, 8\)"),
                 ((Q, Q, K), {}, r"k must be \(B, 2, tokens, 8\), got \(2, 4, 7, 8\)"),
                 ((Q, K, Q), {}, r"v must be \(B, 2, tokens, dv\)"),
@@ -369,8 +369,8 @@ MODULES = {
             ]
         ),
         *(
-            (AbsoluteEncoding, given, {}, words)
-            for given, words in [
+            (AbsoluteEncoding, inputs, {}, words)
+            for inputs, words in [
                 ([X[..., :4]], r"x must be \(B, L, 8\), got \(2, 6, 4\)"),
                 ([None], "x must be a torch.Tensor"),
                 ([X[..., :8], torch.zeros(6)], "positions must hold integers"),
@@ -379,9 +379,9 @@ MODULES = {
         ),
     ],
 )
-def test_wrong_calls(module, given, options, words):
+def test_wrong_calls(module, inputs, options, words):
     with pytest.raises(RuntimeError, match=words):
-        MODULES[module]()(*given, **options)
+        MODULES[module]()(*inputs, **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

@@ -74,9 +74,9 @@ def test_every_form_of_positions(interleaved, dtype):
     q, k = heads(dtype=dtype)
     packed = torch.tensor([0, 1, 2, 0, 1, 2])
     rows = torch.stack([torch.arange(6), 1000 * torch.arange(6)])
-    for given in (None, torch.arange(6), torch.arange(6) + 2**24, packed, rows, rows[1:]):
-        positions = torch.arange(6) if given is None else given
-        for x, got in zip((q, k), rotary(q, k, given), strict=True):
+    for argument in (None, torch.arange(6), torch.arange(6) + 2**24, packed, rows, rows[1:]):
+        positions = torch.arange(6) if argument is None else argument
+        for x, got in zip((q, k), rotary(q, k, argument), strict=True):
             assert_rotated(got, x, positions.numpy(), inv_freq, 1.0, interleaved)
 
 
@@ -171,28 +171,28 @@ def test_a_tracer_leaves_no_fake_table_behind():
 
     tables._built.cache_clear()
     q, k = heads()
-    given = (Rotary(8)._frequencies, "exact", q.device, torch.float32)
+    key = (Rotary(8)._frequencies, "exact", q.device, torch.float32)
     with FakeTensorMode():
-        cos, _ = rotation._first_rows(6, *given)
+        cos, _ = rotation._first_rows(6, *key)
     assert type(cos) is torch.Tensor
     assert type(Rotary(8)(q, k)[0]) is torch.Tensor
 
 
-@pytest.mark.parametrize("given", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_one_graph_for_every_length(given):
+@pytest.mark.parametrize("with_positions", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_one_graph_for_every_length(with_positions):
     backend, rotary = recording_backend(), Rotary(8)
     compiled = torch.compile(rotary, fullgraph=True, dynamic=True, backend=backend)
 
     def both(length, start=0):
         q, k = heads(length)
-        positions = torch.arange(length) + start if given else None
+        positions = torch.arange(length) + start if with_positions else None
         return compiled(q, k, positions), rotary(q, k, positions)
 
     for length in (5, 9, 33):
         assert all(map(torch.equal, *both(length, start=3)))
     assert compiled_once(backend)
     rotary.theta = 99.0
-    if given:
+    if with_positions:
         with pytest.raises(RuntimeError, match="theta=10000, but this call rotates with theta=99:"):
             compiled(*heads(4), torch.arange(4) + 2)
     assert all(map(torch.equal, *both(7)))
@@ -290,12 +290,12 @@ def test_scaling_can_be_set():
     rotary.theta = 200
     assert (rotary.theta, rotary.scaling) == (200.0, {})
     step(rotary, 0)
-    given = {"rope_type": "linear", "factor": 2.0}
-    rotary.scaling = given
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    rotary.scaling = scaling
     assert rotary.theta == 200.0
     with pytest.raises(RuntimeError, match="cache"):
         step(rotary, 1)
-    given["factor"] = rotary.scaling["factor"] = 3.0  # of copies
+    scaling["factor"] = rotary.scaling["factor"] = 3.0  # of copies
     rotary.theta = 200  # reads what is stored
     q, k = heads()
     inv_freq = oracle.rope_frequencies(8, 200.0) / 2

@@ -29,14 +29,14 @@ MOST_BYTES = 200_000
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved."""
-    found, save = [], Figure.savefig
+    saved, save = [], Figure.savefig
 
     def keep(figure, *args, **options):
-        found.append(figure)
+        saved.append(figure)
         save(figure, *args, **options)
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    return found
+    return saved
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def drawn_texts(figure):
 
 def test_all_of_them(png, folder, capsys):
     out = folder / "a" / "b"
-    code, said, err = run(capsys, "all", "--out", out, "--json", "all.json")
+    code, text, err = run(capsys, "all", "--out", out, "--json", "all.json")
     assert (code, err) == (0, "")
     assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in PICTURES}
-    assert [line.partition(":")[0] for line in said.splitlines()] == [*PICTURES, "numbers"]
+    assert [line.partition(":")[0] for line in text.splitlines()] == [*PICTURES, "numbers"]
     assert list(read("all.json")) == list(PICTURES)
 
 
@@ -164,8 +164,8 @@ def test_options_reach_the_picture(folder, capsys):
     words = ["bias", "--heads", 3, "--length", 7, "--encodings", "alibi", "t5"]
     assert run(capsys, *words, "--png", "b.svg", "--json", "numbers.json")[0] == 0
     assert "<svg" in (folder / "b.svg").read_text()
-    found = [(panel["encoding"], np.shape(panel["bias"])) for panel in read()["panels"]]
-    assert found == [("alibi", (3, 7)), ("t5", (3, 7))]
+    shapes = [(panel["encoding"], np.shape(panel["bias"])) for panel in read()["panels"]]
+    assert shapes == [("alibi", (3, 7)), ("t5", (3, 7))]
 
 
 def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["riker"], "riker: is no picture, encoding or wavelet; pictures: wavelets, table,"),
         (["rope:base=3"], "unknown option 'base' of encoding 'rope', did you mean 'theta'?; known"),
@@ -205,12 +205,12 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["table", "--import", "none.py"], "--import none.py: no such file"),
     ],
 )  # fmt: skip
-def test_errors_are_one_line_and_leave_nothing(words, said, folder, capsys):
+def test_errors_are_one_line_and_leave_nothing(words, message, folder, capsys):
     (folder / "file").write_text("kept")
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
     assert err.startswith("wavepe plot: error: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("file", "kept")]
 
@@ -239,8 +239,8 @@ def test_wavelets_are_those_of_the_formula(png):
     drawn = plots.wavelets(png, encodings=specs, dim=12, length=9)
     t = np.arange(-9, 10)
     assert np.array_equal(drawn["distance"], t)
-    found = [(row["encoding"], row["scale"]) for row in drawn["scales"]]
-    assert [scale for _, scale in found] == [2, 4, 8] * 4
+    rows = [(row["encoding"], row["scale"]) for row in drawn["scales"]]
+    assert [scale for _, scale in rows] == [2, 4, 8] * 4
     for row, kind in zip(drawn["scales"], np.repeat(oracle.KINDS, 3), strict=True):
         assert f"kind={kind}," in row["encoding"] or kind == "ricker"
         t_signed = -t if kind == "haar" else t
@@ -331,14 +331,14 @@ def test_matrices_and_transform_are_those_of_the_functions(png):
 def test_biases_by_head(png):
     specs = ["alibi", "kerple", "sandwich:dim=16", "t5"]
     panels = plots.bias(png, encodings=specs, heads=6, length=9)["panels"]
-    found = {panel["encoding"]: panel["bias"] for panel in panels}
+    biases = {panel["encoding"]: panel["bias"] for panel in panels}
     delta = np.arange(9)
-    assert_within(found["alibi"], -oracle.alibi_slopes(6)[:, None] * delta, 1e-15)
-    assert_within(found["sandwich:dim=16"], oracle.sandwich(6, delta, 16), 1e-13)
-    assert not found["t5"].any()
+    assert_within(biases["alibi"], -oracle.alibi_slopes(6)[:, None] * delta, 1e-15)
+    assert_within(biases["sandwich:dim=16"], oracle.sandwich(6, delta, 16), 1e-13)
+    assert not biases["t5"].any()
     initial = wavepe.encoding("kerple").parameters(8, 6)
     r1, r2 = np.exp(initial["log_r1"]), np.exp(initial["log_r2"])
-    assert_within(found["kerple"], oracle.kerple("log", r1, r2, delta), 1e-14)
+    assert_within(biases["kerple"], oracle.kerple("log", r1, r2, delta), 1e-14)
 
 
 @pytest.mark.parametrize("part", ["color", "marker"])
