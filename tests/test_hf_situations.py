@@ -25,6 +25,7 @@ compiled_family = by_turns(1, always=(), more=UNROTATED)  # Llamas are in test_h
 KINDS = FAMILIES | UNROTATED
 
 # Sums in another order: the padded and the cached passes cut the keys elsewhere. 1e-6 is seen.
+OLDEST = transformers.__version__ == "5.0.0"
 ROUNDING = 1e-5
 
 # Situation -> how stock models fail in some versions of transformers. A patched model may fail so
@@ -265,7 +266,13 @@ def prefill_in_chunks(model, ids, mask):
     wanted = write(model, ids, attention_mask=mask, use_cache=False)
     for cache in ("static", "dynamic"):
         options = {"attention_mask": mask, "cache_implementation": cache}
-        assert torch.equal(write(model, ids, prefill_chunk_size=4, **options), wanted), cache
+        try:
+            text = write(model, ids, prefill_chunk_size=4, **options)
+        except ValueError as error:
+            # transformers 5.0 leaves one key of a static cache empty after the chunks.
+            assert OLDEST and cache == "static" and "measures distances in tokens" in str(error)
+            continue
+        assert torch.equal(text, wanted), cache
 
 
 @cell(WAVELET)
