@@ -23,9 +23,9 @@ WAVELET, ALIBI = "wavelet:scales=4", "alibi"
 each_family = by_turns(more=UNROTATED)
 compiled_family = by_turns(1, always=(), more=UNROTATED)  # Llamas are in test_hf_compile.py
 KINDS = FAMILIES | UNROTATED
+OLDEST = transformers.__version__ == "5.0.0"
 
 # Sums in another order: the padded and the cached passes cut the keys elsewhere. 1e-6 is seen.
-OLDEST = transformers.__version__ == "5.0.0"
 ROUNDING = 1e-5
 
 # Situation -> how stock models fail in some versions of transformers. A patched model may fail so
@@ -324,7 +324,8 @@ def test_assisted(model):
         for weight in assistant.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=generator))
     for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
-        assert torch.equal(write(model, ids, 12, **options), wanted)
+        text = write(model, ids, 12, **options)
+        assert torch.equal(text[:, :12] if OLDEST else text, wanted)  # 5.0 may add one more
 
 
 # ------------------------------------------------------------------ training
