@@ -161,7 +161,7 @@ def test_wrong_bases(theta, error):
 def test_rotations_that_act_in_the_scores_too(spec):
     model, ids = wavepe.hf.patch(build("llama"), spec), tokens(1, LENGTH)
     wanted = logits(model, ids)
-    with pytest.raises(ValueError, match=rf"encoding '{spec}', which acts in the scores, too"):
+    with pytest.raises(ValueError, match=rf"encoding '{spec}', and set_theta needs one rope"):
         set_theta(model, OTHER)
     assert torch.equal(logits(model, ids), wanted)
 
@@ -329,5 +329,5 @@ def test_the_base_at_inference_of_a_spec():
     scaled = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=scaled")
     set_theta(scaled, OTHER)
     assert scaled.config.position_encoding == "rope:theta=9,inference_theta=scaled"
-    with pytest.raises(ValueError, match="'none', which is not rotary"):
+    with pytest.raises(ValueError, match="'none', and set_theta needs one rope"):
         set_theta(wavepe.hf.patch(tiny(), "none"), OTHER)

@@ -21,7 +21,7 @@ from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
 from .families import need_module
-from .layers import spec_text
+from .layers import is_hybrid, spec_text
 from .rope_config import ALL_LAYERS, Bases
 from .rotary import RopeRotation, Rotary
 from .rotary_check import check_rotary, frequencies, has_only_a_base, rebuild
@@ -127,13 +127,6 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
             "layer: build it with another layer_rope_theta, or patch it with rope:theta=..."
         )
     places = list(_find_places(model, None))
-    patched = [p.module for p in places if isinstance(p.module, RopeRotation)]
-    encodings = sorted({str(module.encoding) for module in patched})
-    if len(encodings) > 1:
-        raise ValueError(
-            f"the layers of this model have different encodings, {', '.join(encodings)}: "
-            "call wavepe.hf.unpatch(model), and patch it with the theta that each should have"
-        )
     configs = {id(p.module.config): p.module.config for p in places}
     if models and len(configs) > 1:  # a text model with parts for images and sound
         of_text = models[0].config.get_text_config(decoder=True)
@@ -158,7 +151,15 @@ def _find_places(module: nn.Module, owner: nn.Module | None) -> Iterator[_Place]
     """Find the rotary modules in use; the stock modules that a `Rotary` keeps are not."""
     owner_or_self = module if owner is None else owner
     if isinstance(module, Rotary):
-        yield from (_Place(rotation, owner_or_self) for rotation in _rope_rotations(module))
+        rotations = [part for part in module.modules() if isinstance(part, RopeRotation)]
+        encodings = {str(rotation.encoding) for rotation in rotations}
+        if len(encodings) != 1 or rotations[0].encoding.in_scores or is_hybrid(module.spec):
+            raise ValueError(
+                f"this model has the position encoding {spec_text(module.spec)!r}, and set_theta "
+                "needs one rope for all layers, which does not act in the scores, too: call "
+                "wavepe.hf.unpatch(model), and patch it with the theta that each layer should have"
+            )
+        yield from (_Place(rotation, owner_or_self) for rotation in rotations)
     elif (
         hasattr(module, "rope_type")
         and hasattr(module, "config")
@@ -170,27 +171,6 @@ def _find_places(module: nn.Module, owner: nn.Module | None) -> Iterator[_Place]
             owner = module
         for child in module.children():
             yield from _find_places(child, owner)
-
-
-def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
-    """Return the rotations of a patched model; ValueError if they have no common theta."""
-    if not isinstance(rotary.spec, str):
-        raise ValueError(
-            f"this model is a hybrid with the position encodings {spec_text(rotary.spec)!r}: "
-            "unpatch it, and patch it with the theta that each layer should have"
-        )
-    rotations = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
-    if not rotations:
-        raise ValueError(
-            f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
-            "there is no theta to set (if it has an option of that name, patch it again)"
-        )
-    if rotations[0].encoding.in_scores:
-        raise ValueError(
-            f"this model has the position encoding {rotary.spec!r}, which acts in the scores, too: "
-            "unpatch it, and patch it with the theta that it should have"
-        )
-    return rotations
 
 
 # ---------------------------------------------------------------- configurations
