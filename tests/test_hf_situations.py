@@ -106,7 +106,7 @@ def alone(model, ids, mask):
 
 def write(model, ids, new=8, **options):
     """Return the tokens that `generate` adds, without chance; in sum more than a window."""
-    # An end that is no token: without one, assisted generation fails in transformers 5.0.
+    # An end that is not a token: without one, assisted generation fails in transformers 5.0.
     options = {"eos_token_id": VOCABULARY, "disable_compile": True, **options}
     options = {"max_new_tokens": new, "do_sample": False, **options}
     return model.generate(ids, **options)[:, ids.shape[1] :]
