@@ -99,7 +99,7 @@ lint: .venv/lint ## ruff, clang-format, mypy, typos and sentences, without chang
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_TESTS)
 	$(BIN)/mypy
 	$(BIN)/typos
-	$(BIN)/python -m docs.sentences benchmarks csrc docs examples tests
+	$(BIN)/python -m docs.sentences
 
 format: .venv/lint ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff check --fix .

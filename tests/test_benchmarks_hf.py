@@ -174,7 +174,7 @@ def test_the_parts_of_a_call_sum_to_its_time(profiled):
 
 
 # Python calls of wavepe per pass and per layer: lower them when a change saves some.
-CALLS = {"rope": (41, 11), "wavelet": (24, 30), hf_calls.RECOMMENDED: (51, 56)}
+CALLS = {"rope": (30, 6), "wavelet": (18, 10), hf_calls.RECOMMENDED: (30, 29)}
 
 
 def test_a_pass_stays_within_its_calls():

@@ -27,11 +27,7 @@ MAY_IMPORT = {
     "benchmarks": f"wavepe nn hf fairseq analysis training experiments {TORCH}",
     "cli": f"wavepe hf analysis training experiments benchmarks {TORCH}",
 }
-LINES = {"python/wavepe": 30_000, "python/wavepe/hf": 5_200, "tests": 42_000}
-# To be mended: an entry that no longer applies fails.
-CIRCLES = [
-    ["wavepe.hf.cache_guard", "wavepe.hf.rotary"],
-]
+LINES = {"python/wavepe": 29_500, "python/wavepe/hf": 5_000, "tests": 41_000}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +53,7 @@ def package(tmp_path):
 def test_modules_do_not_import_in_circles(modules):
     edges = {(each.importer, each.imported) for each in rooms.imports(modules)}
     assert len(edges) > 500
-    assert rooms.circles(edges) == CIRCLES
+    assert not rooms.circles(edges)
 
 
 def test_imports_go_one_way(modules):

@@ -37,8 +37,8 @@ def __getattr__(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     # help(wavepe) gets every name of these
-    found = [name for name, needed in _LAZY.items() if all(map(importlib.util.find_spec, needed))]
-    return sorted({*globals(), *found})
+    rooms = [name for name, needed in _LAZY.items() if all(map(importlib.util.find_spec, needed))]
+    return sorted({*globals(), *rooms})
 
 
 __all__ = [

@@ -85,7 +85,7 @@ def add_documented(
     for name, kind, text in re.findall(r"^(\w+) : (.+)\n((?:    .*\n|\n)+)", part, re.M):
         if name in ("imports", "progress"):
             continue
-        text = re.sub(r"`(\w+)`", lambda found: _option(found[1], known), " ".join(text.split()))
+        text = re.sub(r"`(\w+)`", lambda match: _option(match[1], known), " ".join(text.split()))
         if choices := re.findall('"(.*?)"', kind):
             kind, special[name] = "str", {"choices": choices, **special.get(name, {})}
         needed = known[name].default is inspect.Parameter.empty

@@ -31,11 +31,11 @@ def is_word(text: object) -> bool:
 
 def split_spec(spec: str) -> list[tuple[str, str | None]]:
     """Split a spec into the specs of its parts, each with the layers after @, or None."""
-    found = []
+    parts = []
     for part in _JOINT.split(spec):
         one, at, layers = part.partition("@")
-        found.append((one, layers if at else None))
-    return found
+        parts.append((one, layers if at else None))
+    return parts
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, Value]]:

@@ -274,7 +274,7 @@ class Methods:
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the names and initial values of what a learned encoding learns.
 
-        The front end makes tensors of them, owns them and trains them. Encodings that read the
+        The front end turns them into tensors, owns them and trains them. Encodings that read the
         layer's input take one more argument: dim, the size of a token's vector.
 
         Parameters

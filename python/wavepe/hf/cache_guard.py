@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,9 +124,3 @@ def _without_frequencies(spec: StoredSpec) -> str:
         for part, place in combined.parts_with_layers
     ]
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
-
-
-def frequency_name(label: str, *frequencies: bytes) -> str:
-    """Return a name for messages; equal names mean equal frequencies."""
-    digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
-    return f"{label} (frequencies {digest[:12]})"

@@ -151,7 +151,7 @@ class Pass:
         return token_positions(mask)[:, -count:] if mask.shape[1] == self.cached + count else None
 
     def real_tokens(self) -> Tensor | None:
-        """Return which tokens so far are no padding, bool (B, n); None if the mask does not say."""
+        """Return a mask of real tokens so far, bool (B, n); None if the mask does not say."""
         mask, tokens = self.mask, self.tokens
         if isinstance(mask, dict):  # made in advance, for each type of layer
             made = [value for value in mask.values() if isinstance(value, Tensor)]

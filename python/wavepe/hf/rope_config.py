@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -95,3 +96,9 @@ def write_bases(config: Any, new: Bases) -> None:
 def describe(written: Bases) -> str:
     """Write bases on one line: ``theta=10000``, ``full_attention theta=1e6, ...``."""
     return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in written.items())
+
+
+def frequency_name(label: str, *frequencies: bytes) -> str:
+    """Return a name for messages; equal names mean equal frequencies."""
+    digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
+    return f"{label} (frequencies {digest[:12]})"

@@ -17,11 +17,10 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule
 from . import families, rope_config
-from .cache_guard import frequency_name
 from .families import ATTENTION
 from .layers import StoredSpec, changed_encoding, spec_text
 from .pairs import Layout
-from .rope_config import Slot
+from .rope_config import Slot, frequency_name
 
 ALL_TYPES = "all"
 

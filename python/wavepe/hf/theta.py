@@ -19,10 +19,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ..common import checks
 from ..encodings import encoding as read_encoding
 from . import rope_config
-from .cache_guard import CacheGuard, frequency_name
+from .cache_guard import CacheGuard
 from .families import need_module
 from .layers import is_hybrid, spec_text
-from .rope_config import ALL_LAYERS, Bases
+from .rope_config import ALL_LAYERS, Bases, frequency_name
 from .rotary import RopeRotation, Rotary
 from .rotary_check import check_rotary, frequencies, has_only_a_base, rebuild
 

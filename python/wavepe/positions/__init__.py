@@ -2,7 +2,7 @@
 
 attention.py    the encoding of an attention layer as a module
 scores.py       what an encoding adds to the scores of a layer
-learned.py      parameters, and what encodings make of them
+learned.py      parameters, and the terms computed from them
 rotation.py     rotary frequencies, fixed or following the length, and angles of positions [R]
 self_extend.py  far keys at positions that the model has met in training [J]
 decay.py        a decay that the input decides, as columns of queries and keys [G]

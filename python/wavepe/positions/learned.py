@@ -40,7 +40,7 @@ Terms = Mapping[str, LearnedTerms]  # by the name of the part
 
 
 class KeptTerms(dict[str, LearnedTerms]):
-    """Terms that many steps of a generation use, with the arguments that `Scores` makes of them."""
+    """Terms that many steps of a generation use, with the arguments that `Scores` computes."""
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)
@@ -319,7 +319,7 @@ class Learned(nn.Module):
         return terms
 
     def _checked(self, query: Any) -> Query:
-        """Return the query; TypeError or ValueError if it is none, or a shape is wrong."""
+        """Return the query; TypeError or ValueError for another type or a wrong shape."""
         if not (isinstance(query, tuple) and len(query) == 3):
             raise TypeError(
                 f"'{self.encoding}': learned_query() must return Query(u, v, projection), got "
