@@ -56,13 +56,14 @@ class ReplacedForwardCheck:
             _check_rotation(self.attention, self.base)
 
     def after(self, pass_: Pass) -> None:
-        """Raise ValueError if a forward that is not transformers' has left attention out.
+        """Raise ValueError if a forward that is not transformers' has left all attention out.
 
-        Single layers may be left out as a whole: then there is no attention without positions.
+        It runs if the last layer did not reach the attention, or if no layer has run. Single layers
+        may be left out as a whole: then there is no attention without positions.
         """
         if pass_.waiting:
             raise forward_replaced(self.attention, self.base.config)
-        if pass_.ran or pass_.compiling or not self.base.layers:
+        if pass_.compiling or not self.base.layers:
             return
         for module in (self.base, *self.base.layers):
             own_forward = "forward" in module.__dict__
