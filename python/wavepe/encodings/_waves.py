@@ -13,21 +13,9 @@ from ..ops._rope_table import rope_table
 
 
 def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
-    """Return `wavepe.sinusoidal` of the integers from `first` to `last` - 1.
+    """Return `wavepe.sinusoidal` of first..last-1, (last - first, dim), as a tensor like `like`.
 
-    Parameters
-    ----------
-    first, last : int
-        The range of distances.
-    dim : int
-        Size of a row, even.
-    like : Tensor
-        The result has its device and dtype. Waves are computed in float32 at least and rounded
-        once.
-
-    Returns
-    -------
-    Tensor (last - first, dim)
+    Waves are computed in float32 at least and rounded once.
     """
     positions = torch.arange(first, last, device=like.device)
     inv_freq = device_constant(_frequencies, dim)

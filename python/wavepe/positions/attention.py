@@ -184,16 +184,7 @@ class PositionEncoding(Learned):
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
 
-        Parameters
-        ----------
-        q : Tensor
-            The queries that `rotate` returned.
-        k : Tensor
-            The keys that `with_decay` returned, with those in the cache.
-        learned : mapping of str to LearnedTerms
-            What `learn` returned.
-        rotated : Rotated, optional
-            What `rotate` returned.
+        `rotate` has returned q and `rotated`, `with_decay` the new keys, and `learn` the terms.
         """
         training = self.training
         return self._scores.attend(q, k, v, learned, rotated, training=training, **options)

@@ -170,18 +170,9 @@ class Scores:
 
         Parameters
         ----------
-        q : Tensor (B, H, m, d)
-            The queries, rotated if `rotated` is given.
-        k : Tensor (B, Hk, n, d)
-            The keys, rotated likewise. With a decay from the input, `with_decay` has added columns.
-        learned : mapping of str to LearnedTerms
-            The learned terms of the parts.
-        rotated : Rotated, optional
-            How the queries were rotated.
-        scale : float, optional
-            The factor on the products; None is d^-1/2.
-        indices : TokenIndices, optional
-            The indices of queries and keys.
+        q, k : Tensor (B, H, m, d), (B, Hk, n, d)
+            Queries and keys, rotated if `rotated` is given. With a decay from the input,
+            `with_decay` has added columns to the keys.
         sinks : Tensor (H,), optional
             Sinks of the layer itself.
         named : bool

@@ -46,16 +46,10 @@ class SelfExtend:
     def attend(
         self, kernel_args: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
     ) -> Tensor:
-        """Call `ops.attention` twice, for the near keys and for the far ones.
+        """Call `ops.attention` for the near keys and for the far keys, and merge the results.
 
-        Parameters
-        ----------
-        kernel_args : dict
-            The arguments of one call.
-        queries, keys : int64 Tensor (B|1, m), (B|1, n)
-            The positions.
-        interleaved : bool
-            How q and k were rotated.
+        `queries` (B|1, m) and `keys` (B|1, n) are positions, and `interleaved` says how q and k
+        were rotated.
         """
         near, window = self._near, kernel_args.get("window")
         q, k = kernel_args["q"], kernel_args["k"]
