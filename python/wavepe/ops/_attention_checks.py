@@ -173,7 +173,9 @@ def _check_shapes(q: Tensor, keys: int, tensors: dict[str, Tensor]) -> None:
         "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
     }
     for name, x in tensors.items():
-        if not any(tuple(x.shape) == shape for shape in allowed[name]):
+        # Tuples compare their items before their lengths, which would guard a traced size.
+        shapes = (shape for shape in allowed[name] if len(shape) == x.dim())
+        if not any(tuple(x.shape) == shape for shape in shapes):
             listed = " or ".join(map(str, dict.fromkeys(allowed[name])))
             check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
     if c != d and "q_rel" not in tensors:
