@@ -242,7 +242,7 @@ def test_options_beside_a_dict_are_refused():
         wavepe.hf.patch_llama({"0": "none"})
     model = wavepe.hf.patch(tiny(), {"0": "none"})
     with pytest.raises(
-        ValueError, match="a hybrid with the position encodings '0: none': unpatch it"
+        ValueError, match="encoding '0: none', and set_theta needs one rope for all"
     ):
         wavepe.hf.set_theta(model, 500.0)
 
