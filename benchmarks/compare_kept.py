@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wavepe.experiments.presets import PRESETS, Preset, rows_for
-from wavepe.experiments.rows import Row
+from wavepe.experiments.settings import Row
 
 from .command import RESULTS, add_root, new_parser
 

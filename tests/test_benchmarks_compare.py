@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 from compare_cases import arguments, results, text_in
 from wavepe.cli import main
 from wavepe.experiments.presets import rows_for
-from wavepe.experiments.rows import Row
+from wavepe.experiments.settings import Row
 
 from benchmarks import compare_kept
 from docs.writers import claims

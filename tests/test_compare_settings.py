@@ -21,9 +21,7 @@ from wavepe.common.labels import fold, shortened
 from wavepe.experiments import report
 from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
-from wavepe.experiments.protocols import Protocol
-from wavepe.experiments.rows import Row
-from wavepe.experiments.settings import Settings, comparisons, hints
+from wavepe.experiments.settings import Protocol, Row, Settings, comparisons, hints
 
 OPTIONS = ("encodings", "preset", *DEFAULTS, *MODELS["tiny"])
 
@@ -153,9 +151,11 @@ def test_scales_that_are_too_large_get_a_hint():
 
 
 NO_ROWS = ("rope/", "/rope", "rope/none/alibi", "rope/rotary", "/")
-NO_PROTOCOLS = (
-    "blocks:1", "blocks:x", "whole:3", "blocks:8/4", "sliding:8/9", "sliding:8/0", "a",
-)  # fmt: skip
+NO_PROTOCOLS = {
+    "blocks:1": "1: needs 2 to", "blocks:x": "x: needs integers", "whole:3": "whole:3: ",
+    "blocks:8/4": "blocks:8/4: ", "sliding:8/9": "sliding:8/9: ", "sliding:8/0": "0: needs 1 to",
+    "a": "a: needs whole, blocks, sliding",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ NO_PROTOCOLS = (
         *((["--encodings", text], f"--encodings {text}: ") for text in NO_ROWS),
         (["--encodings", "binary", "--head-dim", "2"], r"positions must be below 2\^8, got 1023"),
         (["--encodings", "none/shaw"], r"none/shaw: .* must have the same learned param"),
-        *((["--protocols", "whole", text], f"--protocols {text}: ") for text in NO_PROTOCOLS),
+        *((["--protocols", "whole", text], f"--protocols {x}") for text, x in NO_PROTOCOLS.items()),
         (["--task", "keys", "--finetune", "256"], "--task and --finetune"),
         (["--finetune-steps", "3"], "--finetune-steps: needs --finetune"),
         (["--finetune", "1"], "--finetune 1: needs 2 to"),

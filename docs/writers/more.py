@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from wavepe.experiments.protocols import Protocol
 from wavepe.experiments.report import headings, mean_and_spread, rows_of, sections
-from wavepe.experiments.settings import Settings
+from wavepe.experiments.settings import Protocol, Settings
 from wavepe.experiments.tables import markdown_rows
 
 from benchmarks.command import Missing

@@ -13,8 +13,7 @@ from ..common.files import writing
 from ..experiments import model as models
 from ..experiments.environment import environment
 from ..experiments.text import Tokens, check_data, tokens_for
-from .options import Number, add_imports, add_quiet
-from .outputs import add_json, check_json, check_picture, write_json
+from .options import Number, add_imports, add_json, add_quiet, check_json, check_picture, write_json
 
 if TYPE_CHECKING:
     import torch

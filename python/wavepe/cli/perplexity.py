@@ -9,8 +9,8 @@ from functools import partial
 from ..analysis import plots
 from ..common.errors import UsageError
 from ..experiments.model import Model
-from ..experiments.protocols import Protocol
 from ..experiments.report import headings
+from ..experiments.settings import Protocol
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for
 from . import measuring

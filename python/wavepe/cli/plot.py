@@ -15,8 +15,7 @@ from ..analysis import plots
 from ..common.errors import UsageError, need_matplotlib
 from ..common.files import writing
 from ..experiments.imports import import_all
-from .options import add_imports
-from .outputs import add_json, check_json, check_picture, write_json
+from .options import add_imports, add_json, check_json, check_picture, write_json
 
 # Each picture is a function of wavepe.analysis.plots.
 PICTURES = (

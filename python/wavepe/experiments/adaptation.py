@@ -55,9 +55,12 @@ class Adaptation:
 
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each state of the model: "model", and for each length the perplexity."""
+        return [{"model": name, **cells} for name, cells in self._figures]
+
+    @property
+    def _figures(self) -> list[tuple[str, dict[int, float]]]:
         figures = self.adapted.perplexity
-        names = [name for name in self._labels if name in figures]
-        return [{"model": self._labels[name], **figures[name]} for name in names]
+        return [(text, figures[name]) for name, text in self._labels.items() if name in figures]
 
     def to_json(self) -> str:
         """Return encoding, recipe, perplexities, settings and seconds as JSON."""
@@ -68,8 +71,7 @@ class Adaptation:
         need_matplotlib("plot")
         from ..analysis.plots import perplexity_by_length
 
-        figures = self.adapted.perplexity.items()
-        runs = [{"encoding": self._labels[k], "seed": 0, "perplexity": x} for k, x in figures]
+        runs = [{"encoding": name, "seed": 0, "perplexity": x} for name, x in self._figures]
         length = self.adapted.settings["length"]
         with new_file(Path(path)) as new:
             perplexity_by_length(runs, new, train_length=length, title=self.title, unit=self._unit)
@@ -77,19 +79,15 @@ class Adaptation:
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
         """Return the table as texts: a label, and a cell for each length."""
-        lengths = self.adapted.settings["lengths"]
-        return [(row["model"], [f"{row[n]:.2f}" for n in lengths]) for row in self.table()]
+        return [(name, [f"{x:.2f}" for x in cells.values()]) for name, cells in self._figures]
 
     @property
     def facts(self) -> list[str]:
         """Return lines about the encoding, the recipe and the training."""
         done = self.adapted
         again = f", {done.passes:.2g} times the text," if done.passes > 1 else ""
-        lines = [
-            f"Encoding: {done.encoding}",
-            f"Recipe {done.why}.",
-            f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s.",
-        ]
+        trained = f"Trained on {done.tokens} tokens{again} in {done.seconds:.0f} s."
+        lines = [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained]
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
             lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
@@ -201,11 +199,11 @@ def adapt(
             integer(name, value, least)
     lengths = integers("lengths", lengths, 2) if lengths else None
     from ..hf import encoding_of, families
-    from ..training import adapting, recipes, trainer
+    from ..training import adapting, folder, recipes
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
-    trainer.check_folder(Path(target))
+    folder.check_adaptation(Path(target))
     check_data(data)
     models.check_folder(source)
     with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
@@ -217,16 +215,16 @@ def adapt(
         if held_out is None and len(ids) >= tokens + last:
             held_out = last  # of a shorter text adapt takes a quarter
         training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
+        bars: dict[str, Any] = {}
+
+        def report_progress(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                name, _, size = what.partition(", ")
+                doing = f"measuring at {size}" if size else "training"
+                bars[what] = report.begin(f"{labels[name]}: {doing}")
+            bars[what](done, total)
+
         with Report(quiet=not progress) as report:
-            bars: dict[str, Any] = {}
-
-            def report_progress(what: str, done: int, total: int) -> None:
-                if what not in bars:
-                    name, _, size = what.partition(", ")
-                    doing = f"measuring at {size}" if size else "training"
-                    bars[what] = report.begin(f"{labels[name]}: {doing}")
-                bars[what](done, total)
-
             try:
                 base = families.decoder(loaded.model)
                 chosen = recipes.choose(recipe, encoding, base, length, source_encoding)

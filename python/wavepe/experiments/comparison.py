@@ -22,11 +22,10 @@ from ..training.folder import ComparisonFolder, model_name, read_json, write_jso
 from . import evaluation
 from .data import Text, evaluation_bytes
 from .environment import environment
-from .llama import batches, continued_model, new_model, plan_of
+from .llama import batches, new_model, plan_of
 from .progress import Report
 from .report import summary_of
-from .rows import Model, Row
-from .settings import Settings
+from .settings import Model, Row, Settings
 
 Result = dict[str, Any]
 
@@ -89,11 +88,7 @@ class Work:
                 values = (before + values[0], *values[1:])
             tell(event, *values)
 
-        # Created on the CPU, so that the weights are the same on every device
-        if base is None:
-            model = new_model(name, seed, settings)
-        else:
-            model = continued_model(base, name.rpartition("/")[2], seed)
+        model = new_model(name.rpartition("/")[2], seed, settings, base)
         text = batches(plan, settings, self.text.train, 0 if base is None else settings.steps)
 
         def keep(model: Any, step: int) -> None:
@@ -120,9 +115,8 @@ class Work:
     def _elsewhere(self, facts: dict[str, Any]) -> str:
         """Return a remark if the model was trained on another device; else an empty text."""
         devices, label = facts.get("devices", ["cpu"]), self.device.label
-        if devices == [label]:
-            return ""
-        return f", on {' and '.join(devices)}: figures may differ from those of {label}"
+        remark = f", on {' and '.join(devices)}: figures may differ from those of {label}"
+        return remark * (devices != [label])
 
     def _evaluated(self, checkpoint: Path, row: Row, tell: loop.Tell) -> Result:
         """Return the measurements of the checkpoint with the encoding of the row."""
@@ -175,16 +169,14 @@ class Comparison:
             ) from None
         return done, variants, devices
 
-    def teller(self, number: int, report: Report) -> loop.Tell:
-        """Return tell(event, *values), which saves a result, or shows the progress of a model."""
-
-        def tell(event: str, *values: Any) -> None:
-            if event == "result":
-                self._save(*values)
-            else:
-                getattr(report, event)(number, *values)
-
-        return tell
+    def tell(self, report: Report, number: int, event: str, *values: Any) -> None:
+        """Save a result, or show the progress of model `number`."""
+        if event != "result":
+            getattr(report, event)(number, *values)
+            return
+        (result,) = values
+        self.done[result["encoding"], result["seed"]] = result
+        write_json(self.folder.results, self._results())
 
     @property
     def steps(self) -> list[int]:
@@ -196,11 +188,6 @@ class Comparison:
         """Return the names of the model's rows that have no result yet."""
         return [row.name for row in model.rows if (row.name, model.seed) not in self.done]
 
-    def _save(self, result: Result) -> None:
-        """Add the result of a row to results.json."""
-        self.done[result["encoding"], result["seed"]] = result
-        write_json(self.folder.results, self._results())
-
     def _results(self) -> Result:
         settings, text = self.settings, self.work.text
         wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
@@ -210,6 +197,11 @@ class Comparison:
             for name in (model.trainings if settings.finetune else [model.spec])
         ]
         runs = [self.done[key] for key in wanted if key in self.done]
+        data = {
+            "text": text.description, "sha256": text.sha256, "train_bytes": len(text.train),
+            "held_out_bytes": len(text.held_out), "longest": text.longest,
+            "read_bytes": text.read_bytes, "evaluated_bytes": len(self.work.evaluated),
+        }  # fmt: skip
         return {
             "train_length": settings.train_length,
             "runs": runs,
@@ -223,15 +215,7 @@ class Comparison:
                 "threads": self.work.threads,
                 "date": datetime.date.today().isoformat(),
                 "protocol": settings.protocols[0],
-                "data": {
-                    "text": text.description,
-                    "sha256": text.sha256,
-                    "train_bytes": len(text.train),
-                    "held_out_bytes": len(text.held_out),
-                    "longest": text.longest,
-                    "read_bytes": text.read_bytes,
-                    "evaluated_bytes": len(self.work.evaluated),
-                },
+                "data": data,
                 "settings": asdict(settings),
                 "models": {f"checkpoints/{p.name}": x for p, x in filter(None, checkpoints)},
                 "complete": all(key in self.done for key in wanted),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +22,18 @@ def version_of(distribution: str) -> str | None:
 
 def cpu_name() -> str:
     """Return the name of the processor; its architecture if the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
+    cpus = ""
+    with suppress(OSError):
+        cpus = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    name = re.search(r"^(?:model name|Model)\s*:\s*(\S.*?)\s*$", cpus, re.M)
+    return name[1] if name else platform.processor() or platform.machine()
 
 
 def environment() -> dict[str, Any]:
     """Return versions, machine and kernel variant, ready for JSON."""
     packages = {name: version_of(name) for name in ("torch", "transformers", "numpy")}
     return {
-        "wavepe": wavepe.__version__,
-        "variant": wavepe.variant(),
-        "python": platform.python_version(),
-        **packages,
-        "machine": cpu_name(),
+        "wavepe": wavepe.__version__, "variant": wavepe.variant(),
+        "python": platform.python_version(), **packages, "machine": cpu_name(),
         "system": f"{platform.system()} {platform.machine()}",
-    }
+    }  # fmt: skip

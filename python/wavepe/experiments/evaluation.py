@@ -15,8 +15,7 @@ from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
 from ..training.device import CPU, Device
 from .model import load_model
-from .protocols import Protocol
-from .settings import Settings
+from .settings import Protocol, Settings
 from .tasks import TASKS
 
 # The smallest number of examples of a task at each length, and the tokens of one pass.
@@ -39,13 +38,8 @@ def evaluate(
 
     `kept` has the checkpoints of the training, for "bands": step -> folder.
 
-    Returns
-    -------
-    dict
-        "perplexity": {length: perplexity per byte, or per byte of a task's answers}, by the first
-        protocol of the settings. "protocols": {protocol: {length: perplexity}}, if the settings
-        name several. "accuracy": {length: share of right answers}, for a task. "bands": see
-        `_bands`, if the settings ask for it and the encoding is rotary.
+    The dict has "perplexity" by length, per byte of the text or of a task's answers, by the first
+    protocol; for several, also "protocols"; for a task, "accuracy"; and "bands" if asked for.
     """
     model = load_model(folder, spec).to(device.place)
     with device.autocasting():
@@ -106,19 +100,15 @@ def _bands(
     kept: Mapping[int, Path],
 ) -> dict[str, Any]:
     """Return the predicted band, and the measured band of keys at the end and at kept steps [F]."""
-    theta = getattr(wavepe.encoding(spec).rotary, "theta", None) or DEFAULT_THETA
-    return {
-        "predicted": predicted_band(settings.head_dim, theta, settings.train_length),
-        "key": _band(model, tokens, settings),
-        "steps": {
-            str(step): _band(load_model(path, spec).to(device.place), tokens, settings)
-            for step, path in kept.items()
-        },
-    }
-
-
-def _band(model: torch.nn.Module, tokens: torch.Tensor, settings: Settings) -> float:
-    """Return the mean band over pieces of the trained length."""
     length = settings.train_length
+    theta = getattr(wavepe.encoding(spec).rotary, "theta", None) or DEFAULT_THETA
     pieces = tokens[: len(tokens) // length * length].view(-1, length)[:_PIECES]
-    return float(np.mean([measured_band(model, piece)["mean"] for piece in pieces]))
+
+    def band(model: torch.nn.Module) -> float:
+        return float(np.mean([measured_band(model, piece)["mean"] for piece in pieces]))
+
+    return {
+        "predicted": predicted_band(settings.head_dim, theta, length),
+        "key": band(model),
+        "steps": {str(k): band(load_model(x, spec).to(device.place)) for k, x in kept.items()},
+    }

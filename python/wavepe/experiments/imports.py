@@ -17,25 +17,15 @@ from ..common.errors import UsageError
 def import_all(names: Sequence[str]) -> tuple[str, ...]:
     """Import each file, a path that ends in .py, or module.
 
-    Returns
-    -------
-    tuple of str
-        For each import a text that a run folder keeps: the name, a blank, and the beginning of the
-        hash of its source.
-
-    Raises
-    ------
-    UsageError
-        A file or module is not found, is given twice, or raises an exception. The message names
-        the line that raised it.
+    For each, return the text that a run folder keeps: the name, and the beginning of the hash of
+    its source. UsageError names the line that raised an exception.
     """
     digests: dict[str, str] = {}
     for name in names:
         path, is_file = Path(name), name.endswith(".py")
         if not is_file and (not name or name.startswith(".")):
-            raise UsageError(
-                f"`imports` {name!r}: needs a path that ends in .py, or a module's full name"
-            )
+            needs = "needs a path that ends in .py, or a module's full name"
+            raise UsageError(f"`imports` {name!r}: {needs}")
         if is_file and not path.is_file():
             raise UsageError(f"`imports` {path}: no such file")
         label = path.name if is_file else name
@@ -43,15 +33,13 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"`imports` {name}: {label} is given twice")
         try:
             module = _from_file(path) if is_file else importlib.import_module(name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit, too
+        except (Exception, SystemExit) as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == name
             hint = " (the path of a file ends in .py)" if missing else ""
             raise UsageError(f"`imports` {name}: {_one_line(error, path)}{hint}") from error
-        file = getattr(module, "__file__", None) or ""
-        source = Path(file).read_bytes() if Path(file).is_file() else None
-        digest = "no-file" if source is None else hashlib.sha256(source).hexdigest()
+        file = Path(getattr(module, "__file__", None) or "")
+        has_file = file.is_file()  # a package without __init__ has none
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if has_file else "no-file"
         digests[label] = digest[:12]
     return tuple(f"{label} {digest}" for label, digest in digests.items())
 

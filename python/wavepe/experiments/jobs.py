@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ def run_jobs(comparison: Comparison, jobs: int, imports: Sequence[str], report: 
     """Train and evaluate every model of the comparison, `jobs` of them at a time."""
     if jobs == 1:
         for number, model in enumerate(comparison.models):
-            tell = comparison.teller(number, report)
+            tell = partial(comparison.tell, report, number)
             comparison.work.run(model, comparison.missing(model), tell)
         return
     waiting = list(range(len(comparison.models)))
@@ -104,7 +105,7 @@ class Worker:
     def take(self, number: int) -> None:
         """Send the worker its next model."""
         self.model, self.is_done = self.comparison.models[number], False
-        self.tell = self.comparison.teller(number, self.report)
+        self.tell = partial(self.comparison.tell, self.report, number)
         self.tell("doing", self.model.spec)
         self.send((self.model, self.comparison.missing(self.model)))
 
@@ -154,15 +155,13 @@ def work(handle: int) -> int:
     except KeyboardInterrupt:
         return 130
     except EOFError:  # the parent is gone already
-        return 0
-    except (CommandError, OSError) as error:
-        say("error", error)
-    except (MemoryError, RuntimeError) as error:
+        pass
+    except (CommandError, OSError, MemoryError, RuntimeError) as error:
         memory = out_of_memory(error)
-        if memory is None:
+        if memory is None and isinstance(error, RuntimeError):
             raise
         advice = "lower `jobs`, `batch`, `train_length` or `lengths`"
-        say("error", CommandError(f"{memory}; {advice}"))
+        say("error", CommandError(f"{memory}; {advice}") if memory else error)
     return 0
 
 

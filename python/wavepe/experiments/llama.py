@@ -25,8 +25,11 @@ VOCABULARY = 256
 INITIAL_SPREAD = 0.06
 
 
-def new_model(spec: str, seed: int, settings: Settings) -> Any:
-    """Return an untrained Llama with the encoding `spec`; its weights depend on `seed` alone."""
+def new_model(spec: str, seed: int, settings: Settings, base: Path | None = None) -> Any:
+    """Return an untrained Llama with the encoding `spec`, or the checkpoint `base` with it.
+
+    New weights, on the CPU, depend on `seed` alone.
+    """
     config = wavepe.hf.WavePELlamaConfig(
         position_encoding=spec,
         vocab_size=VOCABULARY,
@@ -44,14 +47,7 @@ def new_model(spec: str, seed: int, settings: Settings) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return wavepe.hf.WavePELlamaForCausalLM(config)
-
-
-def continued_model(base: Path, spec: str, seed: int) -> Any:
-    """Return the model of the checkpoint `base` with another encoding."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # for new parameters of a learned encoding
-        return load_model(base, spec)
+        return load_model(base, spec) if base else wavepe.hf.WavePELlamaForCausalLM(config)
 
 
 def check_rows(settings: Settings) -> None:
@@ -59,7 +55,7 @@ def check_rows(settings: Settings) -> None:
     for row in settings.rows:
         try:
             with torch.device("meta"):
-                for spec in dict.fromkeys((str(row.trained), str(row.evaluated))):
+                for spec in (str(row.trained), str(row.evaluated)):
                     new_model(spec, 0, settings)
         except ValueError as error:
             raise UsageError(f"`encodings` {row.name}: {error}") from None

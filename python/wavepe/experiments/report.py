@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .protocols import Protocol
-from .settings import Settings
+from .settings import Protocol, Settings
 from .tables import Row, markdown_rows
 
 Runs = Sequence[Mapping[str, Any]]

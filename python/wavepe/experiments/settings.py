@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+import wavepe
+from wavepe.analysis import PROTOCOLS
 from wavepe.encodings import Encoding
 from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
@@ -18,13 +20,106 @@ from ..common.errors import UsageError
 from ..common.labels import suggestion
 from .numbers import integer, integers, once, words
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for
-from .protocols import Protocol
-from .rows import Model, Row, models_of
 from .tasks import TASKS
 
 # Which parameters take weight decay. Older folders, which decayed matrices that an encoding learns,
 # have no such entry, so their rows are not mixed with new ones.
 DECAYED = "the model's matrices"
+
+# Names, options and values of encodings never contain it.
+_EVALUATED_AS = "/"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table, written SPEC, or TRAINED/SPEC to evaluate another row's training.
+
+    `trained` is the encoding of the training, without options that matter at inference only.
+    `evaluated` is the encoding of the evaluation, and of any training on longer text.
+    """
+
+    name: str
+    trained: Encoding
+    evaluated: Encoding
+
+    @property
+    def continued(self) -> str:
+        """Return the name of the training on longer text."""
+        return f"{self.trained}{_EVALUATED_AS}{self.evaluated.trained_as()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Row:
+        """Read a row from text; UsageError if an encoding is wrong."""
+        first, slash, second = text.partition(_EVALUATED_AS)
+        try:
+            trained = wavepe.encoding(first)
+            evaluated = wavepe.encoding(second) if slash else trained
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"`encodings` {text}: {error}") from None
+        name = f"{trained}{_EVALUATED_AS}{evaluated}" if slash else str(evaluated)
+        return cls(name, trained.trained_as(), evaluated)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One training, and the rows that are evaluated with it."""
+
+    spec: str
+    seed: int
+    rows: tuple[Row, ...]
+
+    @property
+    def trainings(self) -> list[str]:
+        """Return the names of this training and of the trainings that continue it."""
+        return list(dict.fromkeys([self.spec, *(row.continued for row in self.rows)]))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol for perplexity, written whole, blocks:WINDOW or sliding:WINDOW/STRIDE."""
+
+    protocol: str
+    window: int | None = None
+    stride: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, train_length: int, argument: str = "protocols") -> Protocol:
+        """Read a protocol; by default the window is the trained length, and the stride half of it.
+
+        UsageError names the argument.
+        """
+        name, _, sizes = text.partition(":")
+        first, slash, second = sizes.partition("/")
+        place = f"`{argument}` {text}"
+        _need(name in PROTOCOLS, f"{place}: needs {', '.join(PROTOCOLS)}")
+        _need(name != "whole" or not sizes, f"{place}: whole takes no window")
+        _need(name != "blocks" or not slash, f"{place}: takes a window alone, as blocks:128")
+        if name == "whole":
+            return cls(name)
+        window = integer(argument, first, 2) if first else train_length
+        if name == "blocks":
+            return cls(name, window)
+        stride = integer(argument, second, 1) if slash else max(1, window // 2)
+        _need(stride <= window, f"{place}: needs a stride of at most the window, {window}")
+        return cls(name, window, stride)
+
+    def __str__(self) -> str:
+        sizes = "/".join(str(size) for size in (self.window, self.stride) if size is not None)
+        return f"{self.protocol}:{sizes}" if sizes else self.protocol
+
+    @property
+    def text(self) -> str:
+        """Return the protocol in words, for a title."""
+        return {
+            "whole": "whole sequence",
+            "blocks": f"blocks of {self.window}",
+            "sliding": f"sliding window of {self.window}, stride {self.stride}",
+        }[self.protocol]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the arguments for `wavepe.analysis.perplexity`."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -65,7 +160,12 @@ class Settings:
 
     @property
     def models(self) -> list[Model]:
-        return models_of(self.rows, self.seeds)
+        """Return the trainings; rows whose encodings train alike share one."""
+        alike: dict[str, list[Row]] = {}
+        for row in self.rows:
+            alike.setdefault(str(row.trained), []).append(row)
+        seeds = range(self.seeds)
+        return [Model(spec, seed, tuple(rows)) for seed in seeds for spec, rows in alike.items()]
 
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """Return the content of settings.json, by which a folder recognises its comparison."""

@@ -104,6 +104,17 @@ def results_of_adapt(folder: Path) -> dict[str, Any] | None:
     return results if isinstance(settings, dict) and "recipe" in settings else None
 
 
+def check_adaptation(folder: Path) -> dict[str, Any] | None:
+    """Return the results in the folder, None in a new one; UsageError if others wrote there."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file: give a folder")
+    results = results_of_adapt(folder)
+    for name in (RESULTS, "config.json") if results is None else ():
+        if (folder / name).exists():
+            raise UsageError(f"adapt did not write {folder / name}: give another folder")
+    return results
+
+
 def settings_of_comparison(folder: Path) -> dict[str, Any] | None:
     """Return the settings.json of a comparison, or of a copy of one; None for other folders."""
     try:

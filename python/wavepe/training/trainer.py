@@ -23,7 +23,6 @@ from torch.utils.data import SequentialSampler
 from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
-from ..common.errors import UsageError
 from ..common.files import writing
 from ..common.labels import suggestion
 from ..common.runtime import command_for
@@ -31,7 +30,14 @@ from ..hf.folder import note_perplexities
 from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
 from .device import without_bars
-from .folder import RESULTS, locked, refuse_changes, results_of_adapt, write_json
+from .folder import (
+    RESULTS,
+    check_adaptation,
+    locked,
+    refuse_changes,
+    results_of_adapt,
+    write_json,
+)
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
@@ -146,17 +152,6 @@ def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) ->
     return transformers.TrainingArguments(**arguments)
 
 
-def check_folder(folder: Path) -> dict[str, Any] | None:
-    """Return the results in the folder, None in a new one; UsageError if others wrote there."""
-    if folder.is_file():
-        raise UsageError(f"{folder} is a file: give a folder")
-    results = results_of_adapt(folder)
-    for name in (RESULTS, CONFIG_NAME) if results is None else ():
-        if (folder / name).exists():
-            raise UsageError(f"adapt did not write {folder / name}: give another folder")
-    return results
-
-
 class Run:
     """An adaptation and its folder: what is done is not done again.
 
@@ -167,7 +162,7 @@ class Run:
     def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
         self.folder, self.settings, self.is_kept = folder, settings, is_kept
         self.writes = is_kept and _is_first_process()
-        results = check_folder(folder) if _is_first_process() else results_of_adapt(folder)
+        results = check_adaptation(folder) if _is_first_process() else results_of_adapt(folder)
         figures = (results or {}).get("perplexity", {})
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
         self.seconds: dict[str, float] = (results or {}).get("seconds", {})
