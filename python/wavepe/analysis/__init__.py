@@ -1,7 +1,12 @@
 """Analyse trained models: functions that return plain data, which ``plots`` draws.
 
-The functions for matrices and predicted bands need NumPy only. Functions that run a model import
-torch when they are called. Names that are not in `__all__` serve the other rooms of wavepe.
+The functions for matrices and predicted bands need NumPy only. Functions that run a `model` import
+torch when they are called. It runs in evaluation mode without gradients and is restored at the end,
+also after an error; `tokens` is a torch.Tensor (n,) of token ids in any integer dtype.
+
+All functions raise TypeError for an argument of a wrong type, ValueError for a value, shape or
+token id out of range, and ImportError where torch or transformers is missing. Names that are not in
+`__all__` serve the other rooms of wavepe.
 """
 
 from ._attention_map import attention_map, attention_window

@@ -26,11 +26,8 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A causal model of transformers: stock, patched, or of a type wavepe_<family>. It is
-        restored at the end, also after an error.
-    tokens : torch.Tensor, shape (n,), any integer dtype
-        Token ids.
+    model, tokens : as for all analyses (`wavepe.analysis`)
+        A causal model of transformers: stock, patched, or of a type wavepe_<family>.
 
     Returns
     -------
@@ -41,11 +38,9 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
     Raises
     ------
-    ImportError, TypeError
-        torch or transformers is missing, or an argument has a wrong type.
     ValueError
-        The model gives no attention weights or is not causal, its layers differ in their number of
-        heads, `tokens` has a wrong shape, or ids are outside the vocabulary.
+        The model gives no attention weights or is not causal, or its layers differ in their number
+        of heads.
 
     Examples
     --------
@@ -83,7 +78,7 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
 
 def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
-    """Return how many tokens each head looks back, its own token included.
+    """Return how many tokens each head looks back, its own token included: int64 (...).
 
     For each distance, take the mean weight over all queries that have a key at this distance. The
     window is 1 + the largest distance whose mean weight is at least `threshold`, or 0 if no mean
@@ -95,16 +90,6 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
         Attention weights [query, key], as `attention_map` returns them.
     threshold : float
         The smallest mean weight that counts. With 0, every window is n.
-
-    Returns
-    -------
-    ndarray, int64 (...)
-        Windows in tokens; (layers, heads) for the map of a model.
-
-    Raises
-    ------
-    ValueError, TypeError
-        `map` does not hold square matrices of real numbers, or `threshold` is not a finite number.
     """
     weights = checks.real_array("map", map)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or not weights.shape[-1]:

@@ -14,20 +14,15 @@ _BAND_ANGLE = 3.6572100979832105
 
 
 def band_variance(x: ArrayLike) -> np.ndarray:
-    """Return the variance of a cosine over the angle from 0 to x.
+    """Return the variance of a cosine over the angle from 0 to x, float64 in the shape of x.
 
-    V(x) = 1/2 + sin(2x)/(4x) - (sin(x)/x)^2. A pair with a large variance tells positions apart
-    best. V(0) is 0, and the largest value is V(3.6572) = 0.5405.
+    V(x) = 1/2 + sin(2x)/(4x) - (sin(x)/x)^2, with an error of at most 1e-15. A pair with a large
+    variance tells positions apart best. V(0) is 0, and the largest value is V(3.6572) = 0.5405.
 
     Parameters
     ----------
     x : array (...) of real numbers
         Angle in radians that a pair turns over the trained length.
-
-    Returns
-    -------
-    ndarray, float64 (...)
-        V(x), with an error of at most 1e-15.
 
     References
     ----------
@@ -46,8 +41,9 @@ def band_variance(x: ArrayLike) -> np.ndarray:
 def predicted_band(dim: int, theta: float, length: int) -> float:
     """Return j*, the index of the rotary pair at which keys are predicted to be largest.
 
-    j* = (dim/2) log_theta(length / 3.6572). The cosine of this pair varies most over the trained
-    length; see `band_variance`.
+    j* = (dim/2) log_theta(length / 3.6572), not rounded. The cosine of this pair varies most over
+    the trained length; see `band_variance`, also for the source. j* lies outside 0..dim/2-1 if no
+    pair turns so slowly or so fast.
 
     Parameters
     ----------
@@ -57,20 +53,6 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
         The base, above 1.
     length : int
         The trained length in tokens, at least 1.
-
-    Returns
-    -------
-    float
-        j*, not rounded. It lies outside 0..dim/2-1 if no pair turns so slowly or so fast.
-
-    Raises
-    ------
-    ValueError, TypeError
-        `dim` is not an even integer, `theta` is not above 1, or `length` is below 1.
-
-    References
-    ----------
-    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
 
     Examples
     --------

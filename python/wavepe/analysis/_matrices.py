@@ -15,8 +15,6 @@ from ..common import checks
 def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     """Return the matrix that rotates a head by the angles of one position (RoPE).
 
-    The pairs are interleaved: (2i, 2i + 1).
-
     Parameters
     ----------
     position : int
@@ -29,15 +27,8 @@ def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     Returns
     -------
     ndarray, float64 (dim, dim)
-        The matrix R, where R x is the rotated head x. Its diagonal holds the blocks
-        [[cos, -sin], [sin, cos]] of the angles m * theta^(-2i/d).
-
-    Raises
-    ------
-    ValueError
-        `dim` is odd or below 1, or `theta` is not above 0.
-    TypeError
-        `position` or `dim` is not an integer, or `theta` is not a number.
+        The matrix R, where R x is the rotated head x. The pairs are interleaved: the diagonal holds
+        the blocks [[cos, -sin], [sin, cos]] of the angles m * theta^(-2i/d).
 
     References
     ----------
@@ -51,13 +42,7 @@ def shift_matrix(k: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     """Return the matrix that shifts the sinusoidal encoding by k positions, of any sign.
 
     It is the matrix A with f(m + k) = A f(m) for every position m, where f is the encoding of `dim`
-    dims and base `theta`. Errors are those of `rope_matrix`.
-
-    Returns
-    -------
-    ndarray, float64 (dim, dim)
-        The diagonal holds the blocks [[cos, sin], [-sin, cos]] of the angles k * theta^(-2i/dim).
-        A is the transpose of ``rope_matrix(k, dim, theta)``.
+    dims and base `theta`: the transpose of ``rope_matrix(k, dim, theta)``, with the same arguments.
 
     References
     ----------
@@ -70,25 +55,16 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
     """Return the matrix of the "RoPE-based wavelet", which its authors dropped; for study only.
 
     The method multiplies q and k by one matrix for each absolute position, so it costs a matrix
-    product for each token. It has at most dim scales. Arguments and errors are those of
-    `rope_matrix`.
-
-    Returns
-    -------
-    ndarray, float64 (dim, dim)
-        The 2x2 block (i, j) is the rotation by m * theta^(-2i/d) for j <= i, and 0 for j > i.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
+    product for each token. It has at most dim scales. The 2x2 block (i, j) is the rotation by
+    m * theta^(-2i/d) for j <= i, and 0 for j > i. Arguments, shape and dtype are those of
+    `rope_matrix`; the source is that of `rope_wavelet`.
     """
     blocks = _rotations(position, dim, theta)
     return _from_blocks(np.tri(len(blocks))[:, :, None, None] * blocks[:, None])
 
 
 def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two wavelets psi and psi' whose transform along the head is RoPE.
+    """Return the two wavelets psi and psi' whose transform along the head is RoPE, float64 (...).
 
     On [0, 1), psi(t) = cos f(t) and psi'(t) = sin f(t), with f(t) = 2 k pi t. On [1, 2),
     psi(t) = -sin f(t) and psi'(t) = cos f(t), with f(t) = 2 k pi (t - 1). Both are 0 elsewhere. k
@@ -100,16 +76,6 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
         Arguments of the wavelets.
     position : int
         The position m, from 0 on.
-
-    Returns
-    -------
-    psi, psi' : float64 arrays (...)
-        The values of both wavelets at t.
-
-    Raises
-    ------
-    ValueError, TypeError
-        `position` is negative or not an integer, or `t` does not hold real numbers.
 
     References
     ----------
@@ -127,22 +93,13 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
 def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     """Return the rotation matrix of one position, computed from wavelets along the head.
 
-    A theorem says that it equals `rope_matrix`. For even j, row j holds psi(t - b_j) at
-    t = 0..d-1, and row j + 1 holds psi'(t - b_j). The shift is b_j = j - m theta^(-j/d) / (2 k pi)
-    and the scale is 1. psi, psi' and k are those of `rope_wavelet`.
+    A theorem says that it equals `rope_matrix`; it differs by less than 1e-9 for positions up to
+    1e5. For even j, row j holds psi(t - b_j) at t = 0..d-1, and row j + 1 holds psi'(t - b_j). The
+    shift is b_j = j - m theta^(-j/d) / (2 k pi) and the scale is 1. psi, psi', k and the source are
+    those of `rope_wavelet`.
 
-    Arguments and errors are those of `rope_matrix`, but the position must be at least 0, and the
-    base at least 1: with a smaller base, shifts would reach the next row.
-
-    Returns
-    -------
-    ndarray, float64 (dim, dim)
-        The matrix. It differs from `rope_matrix` by less than 1e-9 for positions up to 1e5.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
+    Arguments, shape and dtype are those of `rope_matrix`, but the position must be at least 0, and
+    the base at least 1: with a smaller base, shifts would reach the next row.
     """
     turns = _whole_turns(position)
     theta = checks.positive("theta", theta)
@@ -158,7 +115,7 @@ def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.n
 def wavelet_transform(
     x: ArrayLike, scale: ArrayLike, shift: ArrayLike, kind: str = "ricker"
 ) -> np.ndarray:
-    """Return the wavelet transform of a signal.
+    """Return the wavelet transform of a signal; the source is that of `rope_wavelet`.
 
     W(a, b) = sum over t = 0..T-1 of a^(-1/2) psi((t - b) / a) x(t).
 
@@ -166,10 +123,8 @@ def wavelet_transform(
     ----------
     x : array (..., T) of real numbers
         The signal.
-    scale : array (columns,) or of another shape
-        Scales a, above 0.
-    shift : array (columns,) or of another shape that broadcasts with `scale`
-        Shifts b.
+    scale, shift : arrays (columns,), or of other shapes that broadcast
+        Scales a, above 0, and shifts b.
     kind : str
         The mother wavelet psi: ricker, gaussian, morlet, haar or a registered one.
 
@@ -177,17 +132,6 @@ def wavelet_transform(
     -------
     ndarray, float64 (..., columns)
         W(a, b): the leading axes of `x`, then those of `scale` and `shift`.
-
-    Raises
-    ------
-    ValueError, TypeError
-        `kind` is unknown or a discrete wavelet of PyWavelets, an array does not hold real numbers,
-        a scale is not above 0, or shapes do not broadcast.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
 
     Examples
     --------

@@ -35,11 +35,9 @@ def measured_band(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model, tokens : as for all analyses (`wavepe.analysis`)
         A causal model of transformers with a rotary embedding: pairs (i, i + h) or (2i, 2i + 1), in
-        the whole head or a part of it. It is restored at the end, also after an error.
-    tokens : torch.Tensor, shape (n,), any integer dtype
-        Token ids; their positions are 0..n-1.
+        the whole head or a part of it. The positions of the tokens are 0..n-1.
     of : {"key", "query"}
         Measure the keys or the queries.
 
@@ -54,18 +52,11 @@ def measured_band(
         "heatmap": float64 array (n, pairs), the norm of each pair at each position, as a mean over
         layers and heads.
 
-    Raises
-    ------
-    ImportError, TypeError
-        torch or transformers is missing, or an argument has a wrong type.
-    ValueError
-        The model has no rotary pairs, `of` is another word, `tokens` has a wrong shape, or ids are
-        outside the vocabulary.
-
     Notes
     -----
     The norms are taken of the vectors that the model rotates. A norm or a scaling that a family
-    applies after the rotation is not in them. Pairs that p-RoPE leaves unrotated count as pairs.
+    applies after the rotation is not in them. Pairs that p-RoPE leaves unrotated count as pairs. A
+    model without rotary pairs raises ValueError.
 
     References
     ----------

@@ -64,13 +64,13 @@ def needle(
     Parameters
     ----------
     model : torch.nn.Module
-        A Hugging Face causal language model. Its training mode is restored at the end.
+        A Hugging Face causal language model.
     tokenizer : callable or None
         A tokenizer of transformers. None: tokens are bytes, and the model's vocabulary must have at
         least 256 entries.
     lengths : sequence of int
         Lengths of the whole context in tokens, with the question. They may exceed the trained
-        length.
+        length; ValueError if one is too short for fact and question.
     depths : sequence of float
         Positions of the fact, from 0 (the beginning) to 1 (just before the question).
     form : {"sentence", "pairs", "statement"}, optional
@@ -92,14 +92,6 @@ def needle(
     -------
     ndarray, float64 (lengths, depths)
         The share of successful trials, from 0 to 1.
-
-    Raises
-    ------
-    ImportError, TypeError
-        torch is missing, or an argument has a wrong type.
-    ValueError
-        A length is too short for fact and question, a depth is outside 0..1, there are no lengths
-        or depths, or ids are outside the model's vocabulary.
 
     Examples
     --------

@@ -46,15 +46,13 @@ def perplexity(
 ) -> float:
     """Return the perplexity of a model on `tokens`, for sequences of `length` tokens.
 
-    The tokens are cut into pieces of `length`. A shorter last piece is dropped.
+    It is exp of the mean negative log likelihood over all scored tokens, summed in float64. The
+    tokens are cut into pieces of `length`. A shorter last piece is dropped.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A Hugging Face causal language model. It runs in evaluation mode without gradients. Its
-        training mode is restored at the end.
-    tokens : torch.Tensor, shape (n,), any integer dtype
-        Token ids, at least `length` of them.
+    model, tokens : as for all analyses (`wavepe.analysis`)
+        A Hugging Face causal language model, and at least `length` tokens.
     length : int
         Tokens in a piece, at least 2.
     protocol : {"whole", "blocks", "sliding"}
@@ -69,19 +67,6 @@ def perplexity(
         Tokens between the starts of two windows, from 1 to `window`. Required for "sliding".
     progress : callable, optional
         Called as progress(done, total) after each pass, with numbers of tokens.
-
-    Returns
-    -------
-    float
-        exp of the mean negative log likelihood over all scored tokens, summed in float64.
-
-    Raises
-    ------
-    ImportError, TypeError
-        torch is missing, or an argument has a wrong type.
-    ValueError
-        A shape, size or protocol is wrong, there are too few tokens, or ids are outside the model's
-        vocabulary.
 
     Examples
     --------

@@ -1,8 +1,10 @@
 """Draw encodings and the results of the analyses (needs matplotlib, from the extra "plot").
 
 Each function writes a picture to the file `path`, whose ending names the format: .png, .pdf or
-.svg. The functions for encodings also return the numbers that they draw. Those for measurements
-take a `title`, the text above the picture.
+.svg. The functions for encodings take `encodings`, one spec or a list of one to six, and return a
+dict with the numbers that they draw. The functions for measurements return None and take a `title`,
+the text above the picture. Numbers of tokens are at most 65536 and numbers of dims at most 1024,
+unless a function says less.
 
 All of them raise ImportError without matplotlib, ValueError for a spec, size or array that cannot
 be drawn, and TypeError for an argument of a wrong type.

@@ -22,20 +22,16 @@ def absolute(
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
-    encodings : spec or list of specs
-        Absolute encodings, at most six.
+    path, encodings : as for all pictures (`wavepe.analysis.plots`); absolute encodings
     dim : int
-        Size of the token embedding, at most 1024.
+        Size of the token embedding.
     length : int
         Sequence length, from 2 to 4096.
 
     Returns
     -------
     dict
-        The drawn numbers: "panels", a list of dicts with "encoding" (str) and "values", an array
-        (length, dim).
+        "panels", a list of dicts with "encoding" (str) and "values", an array (length, dim).
     """
     adding = drawing.encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
     length = drawing.size("length", length, 2, 4096)

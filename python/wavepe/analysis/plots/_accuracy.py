@@ -30,12 +30,9 @@ def accuracy_grid(
         Encoding -> one list for each of `lengths`, with the share of each seed, from 0 to 1.
     lengths : sequence of int
         Lengths of the evaluated sequences in bytes.
-    path : path
-        File to write: .png, .pdf or .svg.
+    path, title : as for all pictures (`wavepe.analysis.plots`)
     train_length : int
         The trained length in bytes. A line separates longer lengths.
-    title : str, optional
-        Text above the picture.
     """
     train_length = checks.integer("train_length", train_length, 1)
     lengths = checks.real_array("lengths", lengths).ravel().tolist()

@@ -25,20 +25,17 @@ def bias(
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
-    encodings : spec or list of specs
-        Encodings with slopes or biases (alibi, t5, kerple, sandwich), at most six.
+    path, encodings : as for all pictures; encodings with slopes or biases
     heads : int
         Number of heads, at most 32.
     length : int
-        Number of distances, 0..length-1; from 2 to 65536.
+        Number of distances, 0..length-1; at least 2.
 
     Returns
     -------
     dict
-        The drawn numbers: "distance", an int array (length,), and "panels", a list of dicts with
-        "encoding" (str) and "bias", an array (heads, length).
+        "distance", an int array (length,), and "panels", a list of dicts with "encoding" (str) and
+        "bias", an array (heads, length).
     """
     biasing = drawing.encodings_of(
         encodings,

@@ -30,19 +30,11 @@ def band_heatmap(
     Parameters
     ----------
     heatmap : array (positions, pairs) of real numbers
-        The "heatmap" of `wavepe.analysis.measured_band`.
-    path : path
-        File to write: .png, .pdf or .svg.
-    measured : float, optional
-        Index of a pair for a solid line: the mean of the measured bands.
-    predicted : float, optional
-        Index of a pair for a dashed line: j* of `wavepe.analysis.predicted_band`.
-    title : str, optional
-        Text above the picture.
-
-    References
-    ----------
-    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+        The "heatmap" of `wavepe.analysis.measured_band`, which names the source.
+    path, title : as for all pictures (`wavepe.analysis.plots`)
+    measured, predicted : float, optional
+        Indices of pairs for a solid and a dashed line: the mean of the measured bands, and the
+        result of `wavepe.analysis.predicted_band`.
     """
     norms = drawing.numbers("heatmap", heatmap, 2)
     lines = {"measured mean": measured, "predicted j*": predicted}
@@ -75,8 +67,7 @@ def attention_maps(
     ----------
     maps : sequence of arrays (n, n) of real numbers
         Weights [query, key]. Weights below 1e-4 get the darkest colour; weights of 0 stay grey.
-    path : path
-        File to write: .png, .pdf or .svg.
+    path : as for all pictures (`wavepe.analysis.plots`)
     titles : sequence of str, optional
         Text above each panel, one for each map.
     """
@@ -137,14 +128,9 @@ def needle_grid(
     ----------
     grid : array (lengths, depths) of real numbers
         Shares from 0 to 1, as `wavepe.analysis.needle` returns them.
-    path : path
-        File to write: .png, .pdf or .svg.
-    lengths : sequence of int
-        Length of each row of `grid`.
-    depths : sequence of float
-        Depth of each column of `grid`.
-    title : str, optional
-        Text above the picture.
+    path, title : as for all pictures (`wavepe.analysis.plots`)
+    lengths, depths : sequences of numbers
+        The length of each row of `grid`, and the depth of each column.
     """
     rates = drawing.numbers("grid", grid, 2)
     columns, rows = drawing.numbers("lengths", lengths, 1), drawing.numbers("depths", depths, 1)
@@ -192,16 +178,13 @@ def sweep_curve(
         Values of the option.
     perplexity : mapping of int to sequence of float
         Sequence length -> one perplexity for each of `values`.
-    path : path
-        File to write: .png, .pdf or .svg.
+    path, title : as for all pictures (`wavepe.analysis.plots`)
     name : str
         Name of the option, written below the picture.
     logarithmic : bool
         Whether the axis of the values is logarithmic.
     unit : str
         Unit of the perplexity: "token" or "byte".
-    title : str, optional
-        Text above the picture.
     """
     places = drawing.numbers("values", values, 1)
     if not isinstance(perplexity, Mapping):

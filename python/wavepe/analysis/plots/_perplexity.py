@@ -52,12 +52,9 @@ def perplexity_by_length(
     runs : sequence of mappings
         The "runs" of a results.json of ``wavepe compare``. Each has "encoding" (str), "seed" (int)
         and "perplexity", a mapping of length to value.
-    path : path
-        File to write: .png, .pdf or .svg.
+    path, title : as for all pictures (`wavepe.analysis.plots`)
     train_length : int
         The trained length. A vertical line marks it.
-    title : str, optional
-        Text above the picture.
     unit : str
         Unit of the lengths and of the perplexity: "byte" or "token".
 

@@ -31,21 +31,17 @@ def decay(
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
-    encodings : spec or list of specs
-        Encodings `sinusoidal` or `rope`, at most six.
+    path, encodings : as for all pictures; `sinusoidal` or `rope`
     dim : int
-        Head size, or size of the vectors of `sinusoidal`; even, at most 1024.
+        Head size, or size of the vectors of `sinusoidal`; even.
     length : int
-        Number of distances, 0..length-1; from 2 to 65536. It is also the trained length, for types
-        of rope that need one.
+        Number of distances, 0..length-1, from 2 on; also the trained length of ropes that need it.
 
     Returns
     -------
     dict
-        The drawn numbers: "distance", an int array (length,), and "lines", a list of dicts with
-        "encoding" (str) and "product", an array (length,).
+        "distance", an int array (length,), and "lines", a list of dicts with "encoding" (str) and
+        "product", an array (length,).
     """
     waves = drawing.encodings_of(
         encodings, "rope or sinusoidal", lambda encoding: isinstance(encoding, (RoPE, Sinusoidal))
@@ -104,21 +100,18 @@ def wavelengths(
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
-    encodings : spec or list of specs
-        Encodings `rope` with any base and scaling, at most six.
+    path, encodings : as for all pictures; `rope` with any base and scaling
     dim : int
-        Head size, even, at most 1024.
+        Head size, even.
     length : int
-        Trained length in tokens; the sequence has the same length.
+        Trained length in tokens, of any size; the sequence has the same length.
 
     Returns
     -------
     dict
-        The drawn numbers: "trained_length" (int) and "lines", a list of dicts with "encoding"
-        (str), "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
-        "predicted_band" (float, or None if theory predicts none).
+        "trained_length" (int) and "lines", a list of dicts with "encoding" (str), "wavelength", an
+        array (pairs,) that is infinite for pairs that do not turn, and "predicted_band" (float, or
+        None if theory predicts none).
     """
     rotating = drawing.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
     length = checks.integer("length", length, 1)
@@ -176,12 +169,11 @@ def matrices(
     """Draw the rotation of one position, its form made of wavelets, and the multi-scale form.
 
     The first two are equal: RoPE is a wavelet transform along the head. The authors of the third
-    dropped it; see `wavepe.analysis.multiscale_rope_matrix`.
+    dropped it; see `wavepe.analysis.multiscale_rope_matrix`, also for the source.
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
+    path : as for all pictures (`wavepe.analysis.plots`)
     position : int
         The position, from 0 on.
     dim : int
@@ -192,14 +184,8 @@ def matrices(
     Returns
     -------
     dict
-        The drawn numbers: "rotation", "wavelets" and "multiscale", float64 arrays (dim, dim). They
-        are the results of `rope_matrix`, `rope_wavelet_matrix` and `multiscale_rope_matrix` of
-        wavepe.analysis.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
+        "rotation", "wavelets" and "multiscale", float64 arrays (dim, dim): the results of
+        `rope_matrix`, `rope_wavelet_matrix` and `multiscale_rope_matrix` of wavepe.analysis.
     """
     dim, position = drawing.size("dim", dim, 2, 256), checks.integer("position", position, 0)
     drawn = {

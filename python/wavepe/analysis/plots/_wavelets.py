@@ -39,21 +39,18 @@ def wavelets(
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
-    encodings : spec or list of specs
-        Encodings `wavelet`, at most six.
+    path, encodings : as for all pictures; encodings `wavelet`
     dim : int, optional
-        Head size, at most 1024. By default the largest multiple of the number of scales up to 64.
+        Head size. By default the largest multiple of the number of scales up to 64.
     length : int
-        The largest distance, from 2 to 65536.
+        The largest distance, at least 2.
 
     Returns
     -------
     dict
-        The drawn numbers: "distance", an int array (2 length + 1,); "scales", a list of dicts with
-        "encoding" (str), "scale" (float) and "p", an array like "distance"; and "shifts", a list of
-        dicts with "mirrored" (bool), "scale", "shift" (floats) and "p".
+        "distance", an int array (2 length + 1,); "scales", a list of dicts with "encoding" (str),
+        "scale" (float) and "p", an array like "distance"; and "shifts", a list of dicts with
+        "mirrored" (bool), "scale", "shift" (floats) and "p".
     """
     kinds: list[Wavelet] = drawing.encodings_of(
         encodings, "wavelets", lambda encoding: isinstance(encoding, Wavelet)
@@ -156,28 +153,25 @@ def table(
 ) -> dict[str, Any]:
     """Draw the table of a relative encoding, and the scores that three of its columns give.
 
-    The map above shows p(distance) for each column of the head. Each square below is
-    for one column: it shows the number that is added to the score of query and key (before the
-    division by sqrt(d)) if the query is 1 in this column and 0 in the others.
+    The map above shows p(distance) for each column of the head. Each square below is for one
+    column: it shows the number that is added to the score of query and key (before the division by
+    sqrt(d)) if the query is 1 in this column and 0 in the others.
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
+    path : as for all pictures (`wavepe.analysis.plots`)
     encoding : spec
-        A relative encoding: wavelet, shaw or transformer_xl. Learned encodings show their initial
-        values.
+        One relative encoding. Learned encodings show their initial values.
     dim : int, optional
-        Head size, at most 1024. By default the largest multiple of the number of scales up to 128.
+        Head size. By default the largest multiple of the number of scales up to 128.
     length : int
         Sequence length L, from 2 to 2048.
 
     Returns
     -------
     dict
-        The drawn numbers: "encoding" (str), "p", an array (L, columns) by distance, and "squares",
-        a list of dicts with "column" (int) and "bias", an array (L, L) that is NaN where a causal
-        mask hides the key.
+        "encoding" (str), "p", an array (L, columns) by distance, and "squares", a list of dicts
+        with "column" (int) and "bias", an array (L, L) that is NaN where a causal mask hides keys.
     """
     if not isinstance(encoding, (str, Encoding)):
         raise TypeError(f"encoding must be a spec or an encoding, got {encoding!r}")
@@ -239,12 +233,11 @@ def transform(path: drawing.Path, *, kind: str = "ricker", length: int = 256) ->
     """Draw the wavelet transform of a signal with a narrow bump, a wide bump and a fast wave.
 
     W(a, b) is large if the wavelet of scale a at shift b looks like the signal. So the transform
-    shows where each part of the signal is, and how wide it is.
+    shows where each part of the signal is, and how wide it is; see `wavelet_transform`.
 
     Parameters
     ----------
-    path : path
-        File to write: .png, .pdf or .svg.
+    path : as for all pictures (`wavepe.analysis.plots`)
     kind : str
         The mother wavelet: ricker, gaussian, morlet, haar or a registered one.
     length : int
@@ -253,13 +246,8 @@ def transform(path: drawing.Path, *, kind: str = "ricker", length: int = 256) ->
     Returns
     -------
     dict
-        The drawn numbers: "signal", an array (length,), "scale", an array (scales,), and "W", an
-        array (scales, length) by scale and shift.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
+        "signal", an array (length,), "scale", an array (scales,), and "W", an array
+        (scales, length) by scale and shift.
     """
     length = drawing.size("length", length, 16, 2048)
     t = np.arange(length)
