@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,8 +35,7 @@ def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     ----------
     Su et al., "RoFormer", 2021, arXiv 2104.09864.
     """
-    blocks = _rotations(position, dim, theta)
-    return _from_blocks(np.eye(len(blocks))[:, :, None, None] * blocks[:, None])
+    return _rotations(position, dim, theta, np.eye)
 
 
 def shift_matrix(k: int, dim: int, theta: float = 10000.0) -> np.ndarray:
@@ -59,8 +59,7 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
     m * theta^(-2i/d) for j <= i, and 0 for j > i. Arguments, shape and dtype are those of
     `rope_matrix`; the source is that of `rope_wavelet`.
     """
-    blocks = _rotations(position, dim, theta)
-    return _from_blocks(np.tri(len(blocks))[:, :, None, None] * blocks[:, None])
+    return _rotations(position, dim, theta, np.tri)
 
 
 def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,16 +162,15 @@ def _frequencies(dim: int, theta: float) -> np.ndarray:
     return rope_frequencies(dim, theta)[0]
 
 
-def _rotations(position: int, dim: int, theta: float) -> np.ndarray:
-    """Return the rotation matrix of each pair, (pairs, 2, 2)."""
+def _rotations(
+    position: int, dim: int, theta: float, places: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    """Return the matrix whose block (i, j) is the rotation of pair i times places(pairs)[i, j]."""
     position = checks.integer("position", position)
     cos, sin = rope_table(position, _frequencies(dim, theta), dtype=np.float64)
-    return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)
-
-
-def _from_blocks(blocks: np.ndarray) -> np.ndarray:
-    """Return the matrix of the blocks (pairs, pairs, 2, 2)."""
-    return (blocks + 0.0).swapaxes(1, 2).reshape(2 * len(blocks), 2 * len(blocks))
+    blocks = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 1, 2, 2)
+    blocks = places(len(blocks))[:, :, None, None] * blocks + 0.0  # turns -0.0 into 0.0
+    return blocks.swapaxes(1, 2).reshape(dim, dim)
 
 
 def _whole_turns(position: int) -> int:

@@ -47,8 +47,6 @@ def check_tokens(
         raise TypeError(f"tokens must be a 1-D integer torch.Tensor, got {type(tokens).__name__}")
     if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
         raise TypeError(f"tokens must have an integer dtype, got {tokens.dtype}")
-    if tokens.layout is not torch.strided or tokens.is_nested:
-        raise TypeError("tokens must be a plain tensor, got a sparse or nested one")
     if tokens.dim() != 1:
         raise ValueError(f"tokens must have one dimension, got shape {tuple(tokens.shape)}")
     if len(tokens) < least:

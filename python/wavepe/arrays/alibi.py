@@ -8,7 +8,7 @@ from ..common import checks
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return the slope of each head in ALiBi.
+    """Return the slope of each head in ALiBi, float64 (heads,).
 
     The score of a query and a key loses slope * distance. For a power of two, the slopes are
     2^(-8/heads), 2^(-16/heads), ... 2^-8. For another number, they are the slopes of the next
@@ -17,18 +17,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
     Parameters
     ----------
     heads : int
-        Number of attention heads, at least 1.
-
-    Returns
-    -------
-    slopes : array (heads,), float64
-
-    Raises
-    ------
-    TypeError
-        If `heads` is not an integer.
-    ValueError
-        If `heads` is below 1.
+        Number of attention heads. TypeError unless it is an integer, ValueError if it is below 1.
 
     References
     ----------

@@ -54,25 +54,19 @@ def attention(
     v : array (..., Hk, n, dv)
         Values of the keys. The rules for k hold for v, too.
     p : array (w, c), or (..., H, w, c) whose leading axes broadcast with those of q, or Table
-        The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. c is d, or the size of q_rel. A `wavepe.Table` has its own first and
-        beyond.
-    first : int
-        The delta of the table's first row.
-    beyond : "zero" or "edge"
-        What stands for a row outside the table: zeros, or the nearest row.
+        The table of a relative encoding: wavelet, Shaw or Transformer-XL. c is d, or the size of
+        q_rel. A `wavepe.Table` has its own first and beyond.
     q_rel : array (..., H, m, c) whose leading axes broadcast with those of q, optional
         The factor r of the table in place of q. A small c makes the table's products cheap.
     slopes : array (H,), or (..., H) that broadcasts with q's leading axes, optional
         ALiBi's slope of each head, read as float64.
     bias : array (w',), or (..., H, w') whose leading axes broadcast with those of q, or Bias
-        A number for each delta. It is added to the score and not scaled. Element r belongs to
-        delta = bias_first + r. It is read as float32, or as float64 if q is float64. A
-        `wavepe.Bias` has its own first and beyond.
-    bias_first : int
-        The delta of the first element of `bias`. It is independent of `first`.
-    bias_beyond : "zero" or "edge"
-        What stands for an element outside `bias`: zero, or the nearest element.
+        A number for each delta. It is added to the score and not scaled. It is read as float32, or
+        as float64 if q is float64. A `wavepe.Bias` has its own first and beyond.
+    first, bias_first : int
+        The deltas of the first row of p and of the first number of `bias`.
+    beyond, bias_beyond : "zero" or "edge"
+        What stands for a row or number outside: zero, or the nearest one.
     causal : bool
         Hide keys with delta < 0.
     window : int, optional
@@ -96,11 +90,9 @@ def attention(
 
     Raises
     ------
-    TypeError
-        If a dtype is not a real number, if the dtypes have no common one, or if an argument has a
-        wrong type.
-    ValueError
-        If shapes do not fit together, or if a value is out of range.
+    TypeError, ValueError
+        If an argument has a wrong type, if a dtype is not a real number, or if the dtypes have no
+        common one; if shapes do not fit together, or if a value is out of range.
 
     Notes
     -----

@@ -94,20 +94,19 @@ def relative_bias(
 
     ``out[i, j] = q[i] . p[delta - first]``, where ``delta = i + (n - m) - j`` is the distance from
     key j to query i. The last query and the last key belong to the same token. Nothing is scaled
-    or masked.
+    or masked. Subnormal numbers count as zero.
 
     Parameters
     ----------
     q : array (..., m, d), float16, float32, float64 or ml_dtypes.bfloat16
         Queries, with any strides and in any byte order, as everywhere in wavepe.
     p : array (w, d), or (..., w, d) whose leading axes broadcast with those of q, or Table
-        The table. Row r belongs to delta = first + r. A `Table` has its own first and beyond.
+        The table, whose first row belongs to the distance `first`. A `Table` has its own first and
+        beyond.
     keys : int
         The number n of keys.
-    first : int
-        The delta of the table's first row.
-    beyond : "zero" or "edge"
-        What stands for a row outside the table: zeros, or the nearest row.
+    first, beyond : int, "zero" or "edge"
+        As in `Table`.
     out : array (..., m, n) of the result's dtype, optional
         The array that receives the result.
 
@@ -118,15 +117,9 @@ def relative_bias(
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If the shapes do not fit together, if `keys` is negative, or if `beyond` is "edge" and the
-        table has no row.
-
-    Notes
-    -----
-    Subnormal numbers count as zero.
+    TypeError, ValueError
+        If an argument has a wrong type or dtype; if the shapes do not fit together, if `keys` is
+        negative, or if `beyond` is "edge" and the table has no row.
 
     References
     ----------

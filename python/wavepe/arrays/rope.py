@@ -32,11 +32,9 @@ def rope(
     ----------
     x : array (..., d) of float16, float32, float64 or ml_dtypes.bfloat16
         Queries or keys, with any strides.
-    cos : array (..., h), any float dtype
-        Cosines of the angles, as `rope_table` returns them; 2h <= d. The leading axes broadcast to
-        those of x. Values are read as float32, or as float64 for float64 x.
-    sin : array (..., h), any float dtype
-        Sines of the angles, in the form of `cos`.
+    cos, sin : arrays (..., h), any float dtype
+        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. The leading axes
+        broadcast to those of x. Values are read as float32, or as float64 for float64 x.
     interleaved : bool
         True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
         and Llama.
@@ -51,10 +49,8 @@ def rope(
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If the shapes of x, cos and sin do not fit together, or if `out` has another shape.
+    TypeError, ValueError
+        If an argument has a wrong type or dtype; if shapes do not fit together.
 
     References
     ----------
@@ -129,34 +125,19 @@ def apply_rope(
 
     Parameters
     ----------
-    x : array (..., L, d) of float16, float32, float64 or ml_dtypes.bfloat16
-        Queries or keys of L tokens. The head size d is even.
+    x, interleaved : as for `rope`
+        Queries or keys (..., L, d) of L tokens, with an even head size d; all of it rotates.
     positions : integer array (L,), or (..., L) that broadcasts to the leading axes of x
         The position of each token, within +-2^31.
     theta : float
         The base of the frequencies.
-    interleaved : bool
-        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+d/2), as in
-        GPT-NeoX and Llama.
     fraction : float
-        The part of the pairs that rotate, from 0 to 1 (p-RoPE). These are the pairs of the highest
-        frequencies.
+        The part of the pairs that rotate, from 0 to 1. These are the pairs of the highest
+        frequencies (p-RoPE: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205).
 
     Returns
     -------
     rotated : array of x's shape and dtype
-
-    Raises
-    ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If a shape or value does not fit.
-
-    References
-    ----------
-    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
-    arXiv 2104.09864. p-RoPE: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
 
     Examples
     --------
@@ -237,16 +218,9 @@ def rope_table(
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If a position is outside +-2^53, if `inv_freq` is not finite or not (h,), or if `sections`
-        do not fit `positions` and `inv_freq`.
-
-    References
-    ----------
-    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
-    arXiv 2104.09864.
+    TypeError, ValueError
+        If an argument has a wrong type, dtype or shape; if a position is outside +-2^53, or
+        `inv_freq` is not finite, or `sections` do not fit `positions` and `inv_freq`.
 
     Examples
     --------

@@ -61,11 +61,9 @@ def rope_frequencies(
 
     Raises
     ------
-    TypeError
-        If a value has a wrong type.
-    ValueError
-        If a key is missing (the message names it), if `theta` and `scaling` give different bases,
-        or if a value is out of its range.
+    TypeError, ValueError
+        If a value has a wrong type or is out of its range, if a key is missing (the message names
+        it), or if `theta` and `scaling` give different bases.
 
     Warns
     -----
@@ -113,34 +111,27 @@ def standard_parameters(
     The form holds "rope_type", and the checked values of the keys that this type knows. Values that
     follow from `max_length` are filled in. No value is None.
     """
-    if scaling is None:
-        scaling = {}
+    scaling = {} if scaling is None else scaling
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling must be a dict of rope parameters, got {scaling!r}")
-    if any(isinstance(v, Mapping) for v in scaling.values()) and not {"rope_type", "type"} & set(
-        scaling
-    ):
+    nested = any(isinstance(value, Mapping) for value in scaling.values())
+    if nested and not {"rope_type", "type"} & set(scaling):
         layers = ", ".join(map(str, scaling))
         raise ValueError(
             f"scaling must be the dict of one layer type, got a dict for each of {layers}"
         )
     parameters = {key: value for key, value in scaling.items() if value is not None}
-    kind = checks.choice(
-        "rope_type", parameters.pop("rope_type", parameters.get("type", "default")), ROPE_TYPES
-    )
-    parameters.pop("type", None)
-    unknown = [key for key in parameters if key not in known_keys(kind)]
-    cautions = []
-    if unknown:
-        keys = ", ".join(sorted(map(str, unknown)))
-        cautions.append(f"unknown keys in scaling for rope_type {kind!r}: {keys}")
-    parameters = {k: PARAMETERS[k](k, value) for k, value in parameters.items() if k not in unknown}
+    old_name = parameters.pop("type", "default")
+    kind = checks.choice("rope_type", parameters.pop("rope_type", old_name), ROPE_TYPES)
+    known, cautions = known_keys(kind), []
+    if unknown := sorted(str(key) for key in parameters if key not in known):
+        cautions.append(f"unknown keys in scaling for rope_type {kind!r}: {', '.join(unknown)}")
+    parameters = {k: PARAMETERS[k](k, value) for k, value in parameters.items() if k in known}
     if parameters.get("factor", 1) < 1:
         cautions.append(f"factor is {parameters['factor']}; below 1 it shortens the context")
     fast, slow = parameters.get("beta_fast", 32), parameters.get("beta_slow", 1)
     if fast < slow:
-        pair = f"beta_fast {fast}, beta_slow {slow}"
-        cautions.append(f"beta_fast should be above beta_slow, got {pair}")
+        cautions.append(f"beta_fast should be above beta_slow, got {fast} and {slow}")
     if max_length is not None and ORIGINAL in ROPE_TYPES[kind].required:
         original = parameters.setdefault(ORIGINAL, float(max_length))
         # DeepSeek-V3 gives factor as None. Without the key, yarn has no factor and is refused.
@@ -169,19 +160,15 @@ def check_parameters(
     if missing:
         instead = " or max_length (trained_length of an encoding)" * (missing == [ORIGINAL])
         raise ValueError(f"rope_type {kind!r} needs {', '.join(missing)}{instead}")
-    if kind == "llama3":
-        high, low = parameters["high_freq_factor"], parameters["low_freq_factor"]
-        if high <= low:
-            raise ValueError(
-                f"high_freq_factor must be above low_freq_factor, got {high} and {low}"
-            )
-    if kind == "longrope":
-        short, long = len(parameters["short_factor"]), len(parameters["long_factor"])
-        if short != long:
-            raise ValueError(
-                "short_factor and long_factor must each have one value per pair, got "
-                f"{short} and {long} values"
-            )
+    high, low = (parameters.get(f"{name}_freq_factor", 0.0) for name in ("high", "low"))
+    if kind == "llama3" and high <= low:
+        raise ValueError(f"high_freq_factor must be above low_freq_factor, got {high} and {low}")
+    short, long = (len(parameters.get(f"{name}_factor", ())) for name in ("short", "long"))
+    if short != long:
+        raise ValueError(
+            "short_factor and long_factor must each have one value per pair, got "
+            f"{short} and {long} values"
+        )
 
 
 def known_keys(kind: str) -> tuple[str, ...]:
@@ -197,15 +184,14 @@ def base_of(theta: float | None, rope_theta: float | None) -> float:
         raise ValueError(
             f"give the base once, got theta={theta} and rope_theta={rope_theta} in scaling"
         )
-    theta = rope_theta if theta is None else theta
-    return DEFAULT_THETA if theta is None else theta
+    return next((base for base in (theta, rope_theta) if base is not None), DEFAULT_THETA)
 
 
 # ---------------------------------------------------------------- one function for each type
 
 
 class _Case(NamedTuple):
-    """The arguments of a formula; `given` holds the checked parameters of its type."""
+    """The arguments of a formula, with the checked parameters of its type."""
 
     dim: int
     theta: float
@@ -226,10 +212,6 @@ class _Case(NamedTuple):
         size = self.rotary_dim
         base = self.theta if theta is None else theta
         return base ** (-np.arange(0, size, 2) / max(size, 1))
-
-
-def _default(case: _Case) -> tuple[np.ndarray, float]:
-    return case.powers(), 1.0
 
 
 def _linear(case: _Case) -> tuple[np.ndarray, float]:
@@ -276,26 +258,18 @@ def _yarn(case: _Case) -> tuple[np.ndarray, float]:
         high += 0.001
     interpolated = np.clip((np.arange(plain.size) - low) / (high - low), 0.0, 1.0)
     inv_freq = plain / factor * interpolated + plain * (1 - interpolated)
-    return inv_freq, _yarn_attention(parameters)
-
-
-def _yarn_attention(parameters: Mapping[str, Any]) -> float:
-    """Return attention_factor if given; otherwise compute it from mscale and mscale_all_dim.
-
-    Both are needed and must not be 0; otherwise they are ignored.
-    """
     if "attention_factor" in parameters:
-        return parameters["attention_factor"]
+        return inv_freq, parameters["attention_factor"]
 
     def scaled(mscale: float) -> float:
         return 0.1 * mscale * math.log(max(parameters["factor"], 1.0)) + 1.0
 
     mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if not (mscale and mscale_all_dim):
-        return scaled(1.0)
+    if not (mscale and mscale_all_dim):  # one alone, or a 0, is ignored
+        return inv_freq, scaled(1.0)
     if scaled(mscale_all_dim) == 0:
         raise ValueError(f"mscale_all_dim {mscale_all_dim} makes the attention factor infinite")
-    return scaled(mscale) / scaled(mscale_all_dim)
+    return inv_freq, scaled(mscale) / scaled(mscale_all_dim)
 
 
 def _longrope(case: _Case) -> tuple[np.ndarray, float]:
@@ -313,23 +287,19 @@ def _longrope(case: _Case) -> tuple[np.ndarray, float]:
             f"{name} must have one value per pair, {plain.size} for head size {case.dim}; got "
             f"{divisors.size}"
         )
-    return plain / divisors, _longrope_attention(parameters)
-
-
-def _longrope_attention(parameters: Mapping[str, Any]) -> float:
-    """Return attention_factor if given; otherwise compute it from the growth of the context."""
+    inv_freq, original = plain / divisors, parameters[ORIGINAL]
     if "attention_factor" in parameters:
-        return parameters["attention_factor"]
+        return inv_freq, parameters["attention_factor"]
     if "factor" not in parameters:
         raise ValueError(
             "rope_type 'longrope' needs factor, attention_factor or max_length (trained_length of "
             "an encoding)"
         )
     if parameters["factor"] <= 1:
-        return 1.0
-    if parameters[ORIGINAL] <= 1:
-        raise ValueError(f"{ORIGINAL} must be above 1, got {parameters[ORIGINAL]}")
-    return math.sqrt(1 + math.log(parameters["factor"]) / math.log(parameters[ORIGINAL]))
+        return inv_freq, 1.0
+    if original <= 1:
+        raise ValueError(f"{ORIGINAL} must be above 1, got {original}")
+    return inv_freq, math.sqrt(1 + math.log(parameters["factor"]) / math.log(original))
 
 
 def _llama3(case: _Case) -> tuple[np.ndarray, float]:
@@ -369,19 +339,16 @@ class RopeType(NamedTuple):
 
 
 ROPE_TYPES: dict[str, RopeType] = {
-    "default": RopeType(_default),
+    "default": RopeType(lambda case: (case.powers(), 1.0)),
     "linear": RopeType(_linear, ("factor",)),
-    "dynamic": RopeType(_dynamic, ("factor",), follows_length=True),
+    "dynamic": RopeType(_dynamic, ("factor",), (), True),
     "yarn": RopeType(
         _yarn,
         ("factor", ORIGINAL),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
     "longrope": RopeType(
-        _longrope,
-        ("short_factor", "long_factor", ORIGINAL),
-        ("factor", "attention_factor"),
-        follows_length=True,
+        _longrope, ("short_factor", "long_factor", ORIGINAL), ("factor", "attention_factor"), True
     ),
     "llama3": RopeType(_llama3, ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)),
     "proportional": RopeType(_proportional, (), ("factor",)),
@@ -403,18 +370,11 @@ def divisors(name: str, value: Any) -> tuple[float, ...]:
 
 # Every key of every type, with the check of its value.
 PARAMETERS: dict[str, Callable[[str, Any], Any]] = {
-    "rope_theta": checks.positive,
+    **dict.fromkeys(("rope_theta", "factor", ORIGINAL, "attention_factor"), checks.positive),
+    **dict.fromkeys(("beta_fast", "beta_slow"), checks.positive),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), checks.positive),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), checks.finite),
+    **dict.fromkeys(("short_factor", "long_factor"), divisors),
     "partial_rotary_factor": checks.zero_to_one,
-    "factor": checks.positive,
-    ORIGINAL: checks.positive,
-    "attention_factor": checks.positive,
-    "beta_fast": checks.positive,
-    "beta_slow": checks.positive,
-    "mscale": checks.finite,
-    "mscale_all_dim": checks.finite,
     "truncate": checks.flag,
-    "short_factor": divisors,
-    "long_factor": divisors,
-    "low_freq_factor": checks.positive,
-    "high_freq_factor": checks.positive,
 }

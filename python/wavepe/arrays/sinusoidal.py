@@ -25,7 +25,7 @@ def sinusoidal(
     Parameters
     ----------
     positions : array (...) or scalar of real numbers
-        The positions themselves. A scalar is one position, not a count.
+        The positions themselves, finite. A scalar is one position, not a count.
     dim : int
         Size of a vector, even.
     theta : float
@@ -40,11 +40,8 @@ def sinusoidal(
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If `dim` is odd or negative, if `theta` is not finite and above 0, if a position is not
-        finite, or if `out` has another shape.
+    TypeError, ValueError
+        If an argument has a wrong type, dtype or shape; if a value is out of range.
 
     References
     ----------

@@ -1,7 +1,4 @@
-"""Threads of the NumPy functions: a call is cut into pieces along one axis.
-
-The default is one thread.
-"""
+"""Threads of the NumPy functions: a call is cut into pieces along one axis."""
 
 from __future__ import annotations
 
@@ -27,14 +24,7 @@ def set_num_threads(n: int) -> None:
     Parameters
     ----------
     n : int
-        Largest number of threads of a call, at least 1.
-
-    Raises
-    ------
-    TypeError
-        If `n` is not an integer.
-    ValueError
-        If `n` is below 1.
+        Largest number of threads of a call. TypeError unless it is an integer, ValueError below 1.
 
     Examples
     --------

@@ -44,18 +44,14 @@ def wavelet_grid(
 
     Returns
     -------
-    scale : array (dim,), float64
-        Column ``i * (dim/s) + j`` has the scale number i.
-    shift : array (dim,), float64
-        Column ``i * (dim/s) + j`` has the shift j.
+    scale, shift : arrays (dim,), float64
+        Column ``i * (dim/s) + j`` has the scale number i and the shift j.
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type.
-    ValueError
-        If `dim` is not divisible by the number of scales, if a scale is not finite and above 0,
-        or if `min_scale` or `fixed_scale` is given beside a list of scales.
+    TypeError, ValueError
+        If an argument has a wrong type, if `dim` is not divisible by the number of scales, if a
+        scale is not finite and above 0, or if `min_scale` or `fixed_scale` is given beside a list.
 
     References
     ----------
@@ -121,19 +117,18 @@ def wavelet_table(
     """Return a table of wavelets at integer distances, the p of the wavelet position encoding.
 
     The table holds ``p[r, c] = psi((t - shift[c]) / scale[c])``, where psi is the mother wavelet
-    and t the offset of row r. Values are computed in float64 and rounded once.
+    and t the offset of row r. Values are computed in float64 and rounded once. The source is that
+    of `wavelet_grid`.
 
     Parameters
     ----------
     offsets : int or integer array (w,)
         The distance of each row, query position minus key position, within +-2^53. A number w
         stands for 0, 1, ... w-1.
-    scale : array (dim,) of real numbers
-        The scale of each column; `wavelet_grid` returns it. A scale of 0 gives a column of NaN.
-        For a wavelet of PyWavelets, `scale` holds levels, which are integers from 1 to 16.
-    shift : array (dim,) of real numbers
-        The shift of each column; `wavelet_grid` returns it. For a wavelet of PyWavelets, shifts
-        are integers.
+    scale, shift : arrays (dim,) of real numbers
+        The scale and the shift of each column; `wavelet_grid` returns them. A scale of 0 gives a
+        column of NaN. For a wavelet of PyWavelets, `scale` holds levels, which are integers from 1
+        to 16, and shifts are integers.
     kind : str
         The mother wavelet: "ricker", "gaussian", "morlet", "haar", a name given to
         `register_wavelet`, or a discrete wavelet of PyWavelets such as "db4"
@@ -151,11 +146,9 @@ def wavelet_table(
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type or dtype.
-    ValueError
-        If the shapes do not fit together, if an offset is outside +-2^53, if no wavelet is called
-        `kind`, or if a level or shift of PyWavelets is out of range.
+    TypeError, ValueError
+        If an argument has a wrong type or dtype, if shapes do not fit together, if no wavelet is
+        called `kind`, or if an offset, level or shift is out of range.
     ImportError
         If `kind` needs PyWavelets, which is not installed.
 
@@ -164,11 +157,6 @@ def wavelet_table(
     For a wavelet of PyWavelets, ``p[r, c]`` is sample number t - shift[c] of the psi that
     ``pywt.Wavelet(kind).wavefun(level)`` returns, and 0 outside its samples. The families bior and
     rbio have two psi; the one of decomposition is used.
-
-    References
-    ----------
-    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004.
 
     Examples
     --------

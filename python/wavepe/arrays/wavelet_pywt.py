@@ -1,8 +1,6 @@
 """Discrete wavelet families, sampled with PyWavelets [W]: db, sym, coif, dmey, bior, rbio.
 
-The scales of their tables are levels. Column (level, b) of row delta holds sample number delta - b
-of the psi that ``pywt.Wavelet(kind).wavefun(level)`` returns, and 0 outside the samples. The
-biorthogonal families (bior, rbio) have two psi; the one of decomposition is used.
+The scales of their tables are levels; see the notes of `wavepe.wavelet_table`.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
     """Register your own mother wavelet under a name.
 
     Then ``kind=name`` works in `wavepe.wavelet_table`, in `wavepe.ops.wavelet_table` and in the
-    encoding ``wavelet:kind=name``. The encoding is what Hugging Face models, fairseq and
-    ``wavepe compare`` read.
+    encoding ``wavelet:kind=name``, which Hugging Face models, fairseq and ``wavepe compare`` read.
 
     Parameters
     ----------
@@ -66,11 +65,9 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
 
     Raises
     ------
-    TypeError
-        If `psi` or `derivative` is not callable, or does not return an array of real numbers.
-    ValueError
-        If the name cannot be used, if `psi` or `derivative` returns another shape or a number that
-        is not finite, or if `derivative` is not the derivative of `psi`.
+    TypeError, ValueError
+        If a function is not callable, or does not return finite real numbers in the shape of u; if
+        the name cannot be used, or if `derivative` is not the derivative of `psi`.
 
     Examples
     --------

@@ -70,24 +70,15 @@ class AbsoluteEncoding(nn.Module):
         self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return x plus the vectors of its positions.
+        """Return x plus the vectors of its positions, a Tensor of x's shape and dtype.
 
         Parameters
         ----------
         x : Tensor (B, L, dim)
-            Token embeddings.
+            Token embeddings. RuntimeError for another shape.
         positions : integer Tensor (L,) or (B|1, L), optional
             Positions of the tokens; None is 0..L-1. If the encoding depends on the length of a
             sequence, the length is the largest position of a row + 1.
-
-        Returns
-        -------
-        out : Tensor (B, L, dim), x's dtype
-
-        Raises
-        ------
-        RuntimeError
-            If a shape or dtype is wrong.
         """
         check_shape("x", x, "B", "L", self.dim)
         if positions is None:

@@ -52,11 +52,6 @@ class Attention(nn.Module):
     device, dtype : optional
         Those of the parameters. bfloat16 and float16 become float32.
 
-    Attributes
-    ----------
-    position_encoding : torch.nn.Module
-        The encoding as a module, with its parameters if it is learned.
-
     Raises
     ------
     TypeError, ValueError
@@ -128,6 +123,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return attention of the queries to the keys, and to the keys in the cache.
 
+        RuntimeError if a shape or dtype is wrong, if positions start again without segments, or if
+        the cache does not fit.
+
         Parameters
         ----------
         q : Tensor (B, H, m, d)
@@ -138,20 +136,20 @@ class Attention(nn.Module):
             Values.
         positions : integer Tensor (n,) or (B|1, n), optional
             Positions of the tokens. None counts them, on from the cache. Counted positions are
-            right for padding on the left, too, because the encodings here depend on distances
-            only. For rotary encodings, positions must rise along a row; for other encodings they
-            must rise by 1. Hidden tokens may have any position. This is checked on the CPU only,
-            because on a device the check would have to wait. With a cache, give positions for all
-            tokens or for none.
+            right for padding on the left, too, because the encodings here depend on distances only.
+            For rotary encodings, positions must rise along a row; for other encodings they must
+            rise by 1. Hidden tokens may have any position. This is checked on the CPU only, because
+            on a device the check would have to wait. With a cache, give positions for all tokens or
+            for none.
         cache : KVCache, optional
             The tokens before these. k and v are added to it. It needs m = n and a causal module.
         key_mask : bool Tensor (B|1, n), or (B|1, cached + n) with a cache, optional
             False hides a token, such as padding, from all queries. torch's `key_padding_mask` has
             the opposite meaning. The cache keeps the mask of its tokens.
         segments : integer Tensor (n,) or (B|1, n), optional
-            The number of each token's sequence, for packed sequences: a token sees only tokens
-            with its number. In each sequence, positions may start again or go on. It needs m = n
-            and no cache.
+            The number of each token's sequence, for packed sequences: a token sees only tokens with
+            its number. In each sequence, positions may start again or go on. It needs m = n and no
+            cache.
         window : int, optional
             Hide keys at a distance of `window` tokens or more before the query.
         softcap : float, optional
@@ -163,12 +161,6 @@ class Attention(nn.Module):
         -------
         out : Tensor (B, H, m, dv)
             0 for a query that sees no key.
-
-        Raises
-        ------
-        RuntimeError
-            If a shape or dtype is wrong, if positions start again without segments, or if the
-            cache does not fit.
         """
         self._check(q, k, v, cache, x)
         batch, count = k.shape[0], k.shape[2]

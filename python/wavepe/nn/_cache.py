@@ -59,17 +59,8 @@ class KVCache:
     def reorder(self, indices: Tensor) -> None:
         """Replace row b of the batch by row indices[b], as beam search needs it.
 
-        Parameters
-        ----------
-        indices : integer Tensor (B',)
-            Rows of the cache. Rows may be repeated, and B' may differ from B.
-
-        Raises
-        ------
-        RuntimeError
-            If `indices` is not an integer Tensor (B',).
-        IndexError
-            If the cache is on the CPU and has no such row.
+        `indices` is an integer Tensor (B',); rows may be repeated, and B' may differ from B.
+        RuntimeError for another tensor, IndexError if a cache on the CPU has no such row.
         """
         if not isinstance(indices, Tensor) or indices.dim() != 1 or indices.dtype not in INTEGERS:
             raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {indices!r}")
@@ -79,15 +70,7 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens and drop the others.
 
-        Parameters
-        ----------
-        length : int
-            From 0 to the length of the cache.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `length` is not an integer, or not from 0 to the length of the cache.
+        TypeError, ValueError unless `length` is an integer from 0 to the length of the cache.
         """
         length = checks.integer("length", length, 0)
         if length > self.length:
@@ -136,14 +119,10 @@ def tokens_of(cache: KVCache, module: nn.Module, count: int) -> CachedTokens:
 
 
 class CachedTokens(CacheState):
-    """The cached tokens of one attention module.
+    """The cached tokens of one attention module, with their key mask and positions.
 
-    Attributes
-    ----------
-    key_mask : bool Tensor (B, n) or None
-        False for a hidden token; None hides none.
-    positions : int64 Tensor (B, n) or None
-        None is 0..n-1.
+    `key_mask` (B, n) is False for a hidden token; None hides none. `positions` (B, n) is int64;
+    None is 0..n-1.
     """
 
     def __init__(self) -> None:

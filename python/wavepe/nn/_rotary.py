@@ -38,29 +38,16 @@ class Rotary(nn.Module):
     theta : float, optional
         The base; None is the base of `scaling`, or 10000.
     scaling : dict, optional
-        Hugging Face ``rope_parameters``, as `wavepe.rope_frequencies` reads them. With
-        ``partial_rotary_factor`` only a part of the head rotates.
-    interleaved : bool
-        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
-        and Llama.
+        Hugging Face ``rope_parameters``, as `wavepe.rope_frequencies` reads them; its errors and
+        sources are those here, too. With ``partial_rotary_factor`` only a part of the head rotates.
+    interleaved, precision : bool, "exact" or "hf"
+        As in `wavepe.rope` and `wavepe.rope_table`.
     fraction : float
         The part of the pairs that rotate (p-RoPE), from 0 to 1: the int(fraction * d // 2) pairs of
         the highest frequencies. It cannot be combined with a scaling type or
         partial_rotary_factor.
     trained_length : int, optional
         The model's max_position_embeddings, for the rope types that need it.
-    precision : "exact" or "hf"
-        As in `wavepe.rope_table`. "hf" computes the angles in float32, as transformers does.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `wavepe.rope_frequencies`.
-
-    References
-    ----------
-    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
-    arXiv 2104.09864. p-RoPE: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
 
     Examples
     --------
@@ -106,6 +93,9 @@ class Rotary(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions.
 
+        RuntimeError if a shape or dtype is wrong, or if the call continues a sequence whose keys
+        were rotated with other frequencies.
+
         Parameters
         ----------
         q : Tensor (B, H, L, d)
@@ -120,12 +110,6 @@ class Rotary(nn.Module):
         -------
         q, k : Tensors of q's and k's shapes and dtypes
             The rotated queries and keys, differentiable.
-
-        Raises
-        ------
-        RuntimeError
-            If a shape or dtype is wrong, or if the call continues a sequence whose keys were
-            rotated with other frequencies.
         """
         check_shape("q", q, "B", "H", "L", self.head_dim)
         check_shape("k", k, "B", "H", "L", self.head_dim)

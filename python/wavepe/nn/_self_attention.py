@@ -27,18 +27,13 @@ class SelfAttention(Attention):
     heads : int
         Number of query heads H. It divides `dim` unless `head_dim` is given.
     kv_heads, encoding, causal, dropout, trained_length, device, dtype : optional
-        As in `Attention`, but the projections have any dtype.
+        As in `Attention`, with its errors, but the projections have any dtype.
     head_dim : int, optional
         Head size d; None is dim / heads.
     bias : bool
         Whether the four projections have biases.
     window : int, optional
         Hide keys at a distance of `window` tokens or more before the query.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `Attention`; also if `heads` does not divide `dim`.
 
     Examples
     --------
@@ -99,17 +94,12 @@ class SelfAttention(Attention):
         x : Tensor (B, L, dim)
             The vectors of L tokens.
         key_mask, positions, segments, cache : optional
-            As in `Attention.forward`, with n = L.
+            As in `Attention.forward`, with n = L. Errors are those of this method, too.
 
         Returns
         -------
         y : Tensor (B, L, dim)
             For a token that sees no token, it is `o_proj` of zeros.
-
-        Raises
-        ------
-        RuntimeError
-            As in `Attention.forward`.
         """
         check_shape("x", x, "B", "L", self.dim)
         q, k, v = (
