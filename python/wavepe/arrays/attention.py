@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .. import _numpy
 from ..common import checks
 from . import threads
-from .relative_bias import BEYOND, Bias, Table, ranged, reached_rows
+from .relative_bias import BEYOND, Bias, Table, cast, ranged, reached_rows, real_operand
 
 _FARTHEST = 2**60  # beyond the distance of any key; sums with it do not overflow
 _Arrays = dict[str, np.ndarray]
@@ -124,46 +124,34 @@ def attention(
         if p is None:
             raise ValueError("q_rel needs a table p")
         operands["q_rel"] = q_rel
-    arrays = _promoted({name: _real(name, x) for name, x in operands.items()})
+    arrays = _promoted({name: real_operand(name, x) for name, x in operands.items()})
     _check_sizes(arrays)
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:
-            arrays[name] = _real(name, of_heads).astype(np.float64)
+            arrays[name] = real_operand(name, of_heads).astype(np.float64)
     if bias is not None:
-        arrays["bias"] = _bias(bias, arrays["q"].dtype)
+        numbers = real_operand("bias", bias)
+        if not numbers.ndim:
+            raise ValueError("bias must be (w,) or (..., H, w), got shape ()")
+        wide = arrays["q"].dtype == np.float64
+        arrays["bias"] = cast(numbers, np.dtype(np.float64 if wide else np.float32))
     edge = BEYOND.index(checks.choice("beyond", beyond, BEYOND))
     bias_edge = BEYOND.index(checks.choice("bias_beyond", bias_beyond, BEYOND))
     causal = checks.flag("causal", causal)
-    reach = _FARTHEST if window is None else min(_window(window), _FARTHEST)
+    window = _FARTHEST if window is None else checks.integer("window", window, 0)
+    reach = min(window, _FARTHEST)
     first, bias_first = checks.integer("first", first), checks.integer("bias_first", bias_first)
     if p is not None:
         rows, first = _reachable(arrays, "p", -2, first, edge, causal, reach)
         arrays["p"] = arrays["p"][..., rows, :]
     if bias is not None:
-        numbers, bias_first = _reachable(arrays, "bias", -1, bias_first, bias_edge, causal, reach)
-        arrays["bias"] = arrays["bias"][..., numbers]
+        rows, bias_first = _reachable(arrays, "bias", -1, bias_first, bias_edge, causal, reach)
+        arrays["bias"] = arrays["bias"][..., rows]
     d = arrays["q"].shape[-1]
     scale = 1 / math.sqrt(max(d, 1)) if scale is None else checks.finite("scale", scale)
     return_lse = checks.flag("return_lse", return_lse)
     out, lse = _run(arrays, (scale, first, edge, bias_first, bias_edge, causal, reach))
     return (out, lse) if return_lse else out
-
-
-def _real(name: str, value: ArrayLike) -> np.ndarray:
-    """Return `value` as an array of real numbers, bfloat16 included."""
-    array = checks.array_of(name, value)
-    # Compare the class by name, because importing it needs torch.
-    if array.dtype == object and type(value).__name__ == "RelativeTable":
-        raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    return checks.real_array(name, array, bfloat16=True)
-
-
-def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
-    """Return the bias as the kernels read it: float32 (float64 for float64), and aligned."""
-    array = _real("bias", value)
-    if not array.ndim:
-        raise ValueError("bias must be (w,) or (..., H, w), got shape ()")
-    return _cast(array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
 
 
 def _listed(arrays: _Arrays) -> str:
@@ -183,12 +171,7 @@ def _promoted(arrays: _Arrays) -> _Arrays:
             "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
             f"{dtype} for {_listed(arrays)}"
         )
-    return {name: _cast(x, dtype) for name, x in arrays.items()}
-
-
-def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the array in `dtype` and aligned; no copy if it is so already."""
-    return array.astype(dtype, copy=array.dtype != dtype or not array.flags.aligned)
+    return {name: cast(x, dtype) for name, x in arrays.items()}
 
 
 def _check_sizes(arrays: _Arrays) -> None:
@@ -219,13 +202,6 @@ def _check_sizes(arrays: _Arrays) -> None:
         raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
 
 
-def _window(window: int) -> int:
-    number = checks.integer("window", window)
-    if number < 0:
-        raise ValueError(f"window must not be negative, got {number}")
-    return number
-
-
 def _reachable(
     arrays: _Arrays, name: str, axis: int, first: int, edge: int, causal: bool, window: int
 ) -> tuple[slice, int]:
@@ -235,9 +211,8 @@ def _reachable(
     """
     rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
     if edge and rows == 0:
-        needs = {"p": 'beyond="edge" needs a table of at least one row'}
-        needs["bias"] = 'bias_beyond="edge" needs a bias of at least one number'
-        raise ValueError(f"{needs[name]}, got {name} with none")
+        option = "beyond" if name == "p" else "bias_beyond"
+        raise ValueError(f'{option}="edge" needs at least one row, got {name} with none')
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
     begin, end = reached_rows(rows, first, edge, nearest, farthest)
     return slice(begin, end), max(-_FARTHEST, min(_FARTHEST, first)) + begin

@@ -137,7 +137,7 @@ def relative_bias(
            [ 0., 20., 10.]])
     """
     p, first, beyond = ranged("p", p, first, beyond)
-    q, p = (_real(name, x) for name, x in (("q", q), ("p", p)))
+    q, p = real_operand("q", q), real_operand("p", p)
     if q.ndim < 2 or p.ndim < 2:
         raise ValueError(
             f"q must be (..., m, d) and p (..., w, d), got shapes {q.shape} and {p.shape}"
@@ -153,6 +153,7 @@ def relative_bias(
     if edge and p.shape[-2] == 0:
         raise ValueError('beyond="edge" needs a table of at least one row, got p with none')
     batch = checks.broadcast("leading axes of q and p", q.shape[:-2], p.shape[:-2])
+    q, p = (x.astype(np.float32) if checks.is_bfloat16(x.dtype) else x for x in (q, p))
     dtype = np.result_type(q.dtype, p.dtype, np.float32)
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"q and p must be float32 or float64, got {q.dtype} and {p.dtype}")
@@ -164,7 +165,8 @@ def relative_bias(
     # The size of the kernel's packed table must not overflow.
     if (end - begin + 2**6) * d >= 2**45:
         raise MemoryError(f"p {p.dtype} {p.shape} needs more memory than there is")
-    q, p = (_ready(x, batch, dtype) for x in (q, p[..., begin:end, :]))
+    q, p = (cast(x, dtype) for x in (q, p[..., begin:end, :]))
+    q, p = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (q, p))
     # The kernel reads q and p until its end, so it may not write to their memory.
     direct = out.flags.aligned and not any(np.may_share_memory(out, x) for x in (q, p))
     result = out if direct else np.empty_like(out)
@@ -210,14 +212,15 @@ def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) 
     return begin, max(begin, end)
 
 
-def _real(name: str, value: ArrayLike) -> np.ndarray:
-    """Return `value` as an array of real numbers; bfloat16 becomes float32, as float16 will."""
-    array = checks.real_array(name, value, bfloat16=True)
-    return array.astype(np.float32) if checks.is_bfloat16(array.dtype) else array
+def real_operand(name: str, value: ArrayLike) -> np.ndarray:
+    """Return `value` as an array of real numbers, bfloat16 included."""
+    array = checks.array_of(name, value)
+    # Compare the class by name, because importing it needs torch.
+    if array.dtype == object and type(value).__name__ == "RelativeTable":
+        raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
+    return checks.real_array(name, array, bfloat16=True)
 
 
-def _ready(x: np.ndarray, batch: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return x as the kernels read it: in `dtype`, aligned, with the result's leading axes."""
-    x = x.astype(dtype, copy=False)
-    x = x if x.flags.aligned else x.copy()
-    return np.broadcast_to(x, (*batch, *x.shape[-2:]))
+def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the array in `dtype` and aligned; no copy if it is so already."""
+    return array.astype(dtype, copy=array.dtype != dtype or not array.flags.aligned)
