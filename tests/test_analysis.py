@@ -138,18 +138,6 @@ def test_protocols_of_a_model(spec, options, pass_of):
     assert perplexity(model, text, length, **options) == pytest.approx(expected, rel=1e-5)
 
 
-def test_sizes_that_change_nothing():
-    """One window of the whole piece is the whole protocol, which itself takes no window."""
-    model, tokens = Averages(), tokens_of(64)
-    wanted = perplexity(model, tokens, 16)
-    for options in (
-        {"protocol": "blocks", "window": 16},
-        {"protocol": "sliding", "window": 16, "stride": 5},
-        {"window": 3, "stride": 2},
-    ):
-        assert perplexity(model, tokens, 16, **options) == wanted, options
-
-
 @pytest.mark.parametrize("protocol", ["whole", "blocks", "sliding"])
 def test_progress_counts_the_tokens_run(protocol):
     model, steps = Averages(), []

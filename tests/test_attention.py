@@ -14,9 +14,9 @@ import time
 import numpy as np
 import pytest
 import wavepe
-from attention_arrays import DECODING, OPTIONS, call, check, compare, draw, problem
+from attention_arrays import DECODING, OPTIONS, call, compare, draw, problem
 from attention_options import COMBINED, LARGE, SHAPES, Shape
-from cases import LAYOUTS, assert_same_bits, generator, lay_out
+from cases import assert_same_bits, generator
 
 nan, inf = math.nan, math.inf
 BFLOAT16 = "bfloat16"  # of ml_dtypes, which may not be there
@@ -68,20 +68,6 @@ def test_written_out(variant):
     ]
     np.testing.assert_allclose(out, want, rtol=1e-14)
     np.testing.assert_allclose(lse, np.log([sum(first), sum(second)]), rtol=1e-14)
-
-
-def test_table_of_wavelets(variant):
-    """The encoding itself; far from the diagonal it adds nothing."""
-    scale, shift = wavepe.wavelet_grid(24, 3)
-    p = wavepe.wavelet_table(400, scale, shift)
-    given = draw(generator("wavelets"), Shape(2, 2, 1, 200, 300, 24, 24))
-    got = check(given | {"p": p})
-    assert_same_bits(call(given | {"p": p[:300]})[0], got[0])
-    plain = wavepe.attention(**given)
-    assert np.abs(got[0] - plain).max() > 0.1
-    far = 6 * 4 + 7
-    hidden = wavepe.attention(**given, p=p[far:], first=far)
-    assert np.abs(hidden - plain).max() < 1e-5
 
 
 @pytest.mark.parametrize("number", [2**40, 2**60, 2**63 - 1, -(2**63), 2**64, 2**70, -(2**70)])
@@ -226,14 +212,6 @@ def test_torch_has_the_same_bits_where_nan_reaches(variant, torch, option, value
         if name in given:
             given[name][..., given[name].shape[-2] // 2, :] = value
         assert_torch_agrees(torch, given, f"{shape}")
-
-
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "unaligned"])
-def test_torch_has_the_same_bits_of_any_layout(variant, torch, layout):
-    for shape in (SHAPES[5], DECODING[1]):
-        given = draw(generator("torch layouts"), shape, "everything")
-        laid = {name: lay_out(given[name], layout) for name in (*"qkvp", "bias")}
-        assert_torch_agrees(torch, given | laid, f"{shape}")
 
 
 def test_a_relative_table_is_torchs(torch):

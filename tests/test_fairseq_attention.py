@@ -4,13 +4,10 @@ attention written out in float64."""
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import wavepe
-from cases import forget_registrations
 from encoding_cases import ENCODINGS, FOLLOW_LENGTH, SCALED
 from fairseq_cases import DIM, LENGTH, MARKS, features, model, reference, tokens, torch, usually
-from wavepe.encodings import Encoding, register_encoding
 
 pytestmark = MARKS
 
@@ -58,26 +55,6 @@ def test_values(spec):
     if spec != "none":  # a test of values must see the positions
         without = features(reference(made, spec, "none"), ids)
         assert (wanted - without).abs().max() > 0.01 * wanted.abs().max()
-
-
-def test_encodings_of_ones_own(monkeypatch):
-    forget_registrations(monkeypatch)
-
-    @register_encoding
-    class Ramp(Encoding):
-        name = "ramp"
-        step: float = 0.1
-
-        def table(self, length, head_dim, *, causal=True):
-            column = -self.step * np.arange(length, dtype=np.float32)
-            return np.repeat(column[:, None], head_dim, 1), 0, "zero"
-
-    def parts(length, **_):
-        return {"relative": np.repeat(np.float32(-0.25) * np.arange(length)[:, None], 8, 1)}
-
-    made, ids = model("ramp:step=0.25"), tokens()
-    wanted = features(reference(made, "ramp:step=0.25", parts), ids)
-    assert_close(features(made.double(), ids), wanted, 1e-12)
 
 
 @pytest.mark.parametrize("spec", usually(ENCODINGS))

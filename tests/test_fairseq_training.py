@@ -17,7 +17,6 @@ from fairseq_cases import (
     RECORD,
     WIKI103,
     arguments,
-    command,
     corpus,
     evaluate,
     record_of,
@@ -313,12 +312,3 @@ def test_two_processes_are_one_run(tmp_path):
         assert abs(evaluate(path)["loss"] - evaluate(one.path)["loss"]) <= 1e-6
     alone = train(tmp_path / "alone", *SPEC, recipe=GPT)  # as a rank that knows of no other
     assert largest_difference(state["model"], alone.state["model"]) > 1e-3
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="fairseq starts processes on the GPUs")
-def test_processes_that_nobody_starts(tmp_path):
-    """Without an error, fairseq would end at once with exit code 0, and train nothing."""
-    line = arguments(tmp_path, "--pos-enc", "alibi", "--distributed-world-size", 2)
-    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
-        command("train", *line, "--distributed-backend", "gloo")
-    assert not list(tmp_path.iterdir())

@@ -11,7 +11,6 @@ from cases import BOUNDS, assert_within, compiled_once, load_torch, recording_ba
 
 torch, ops = load_torch()
 
-from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary
 from wavepe.positions import rotation, tables
 
@@ -114,18 +113,6 @@ def test_precision_hf_is_that_of_rope_table():
     assert torch.equal(Rotary(8, precision="hf")(q, k)[0], ops.rope(q, cos, sin))
 
 
-def test_a_module_cast_to_bfloat16_keeps_its_angles():
-    rotary = Rotary(8)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), rotary)
-    q, k = heads()
-    wanted = rotary(q, k, torch.arange(6) + 4095)
-    for cast in (torch.nn.Module.bfloat16, torch.nn.Module.half, torch.nn.Module.float):
-        assert all(map(torch.equal, cast(model)[1](q, k, torch.arange(6) + 4095), wanted))
-    assert not rotary.state_dict()
-    assert not list(rotary.buffers())
-    assert not list(rotary.parameters())
-
-
 # --------------------------------------------------------------- autograd, inference, compile
 
 
@@ -134,17 +121,6 @@ def test_gradients():
     q, k = (x.requires_grad_() for x in heads(3, dtype=torch.float64))
     assert torch.autograd.gradcheck(rotary, (q, k))
     assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, torch.tensor([7, 0, 2])), (q, k))
-
-
-def test_tables_made_under_inference_serve_training():
-    tables._built.cache_clear()
-    with torch.inference_mode():
-        rotary = Rotary(8, 321.0)
-        rotary(*heads())
-    q, k = (x.requires_grad_() for x in heads())
-    for output in (rotary(q, k), checkpoint(rotary, q, k, use_reentrant=False)):
-        sum(x.sum() for x in output).backward()
-    assert torch.isfinite(q.grad).all()
 
 
 def test_tables_are_shared_and_grow():
@@ -164,18 +140,6 @@ def test_lengths_beyond_any_table(monkeypatch):
     monkeypatch.setattr(rotation, "LARGEST_TABLE", 39)
     assert all(map(torch.equal, Rotary(8)(q, k), wanted))
     assert tables._built.cache_info().currsize == 0
-
-
-def test_a_tracer_leaves_no_fake_table_behind():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    tables._built.cache_clear()
-    q, k = heads()
-    key = (Rotary(8)._frequencies, "exact", q.device, torch.float32)
-    with FakeTensorMode():
-        cos, _ = rotation._first_rows(6, *key)
-    assert type(cos) is torch.Tensor
-    assert type(Rotary(8)(q, k)[0]) is torch.Tensor
 
 
 @pytest.mark.parametrize("with_positions", [pytest.param(False, marks=pytest.mark.slow), True])

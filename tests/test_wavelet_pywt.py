@@ -86,18 +86,6 @@ def test_every_entry(kind, mirrored):
         assert_array_equal(got, table(kind, offsets, levels, shifts, bool(mirrored)).astype(dtype))
 
 
-@pytest.mark.parametrize("level", [1, 3, 5])
-def test_daubechies_1_is_a_block_wave(level):
-    """Known without a filter: +1 on [0, 1/2), -1 on [1/2, 1); haar stays wavepe's own."""
-    half = 2 ** (level - 1)
-    got, haar = (
-        wavepe.wavelet_table(2 * half + 9, [level], [0], kind=kind)[:, 0]
-        for kind in ("db1", "haar")
-    )
-    assert_within(got, [0.0] + [1.0] * half + [-1.0] * half + [0.0] * 8, 1e-6)
-    assert not np.array_equal(got, haar)
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.slow] if k not in SOME else []) for k in PUBLISHED]
 )
@@ -151,15 +139,6 @@ def test_not_causal_and_mirrored():
     straight = wavepe.encoding("wavelet:kind=db4,scales=2").table(20, 4, causal=False)[0]
     assert p.any()
     assert_same_bits(p, straight[::-1])
-
-
-@pytest.mark.parametrize("options", ["", ",scales=4+", ",scales=2"])
-@pytest.mark.parametrize("kind", ["db4", "bior3.7", "dmey", "coif16"])
-def test_specs(kind, options):
-    spec = f"wavelet:kind={kind}{options}"
-    encoding = wavepe.encoding(spec)
-    assert str(encoding) == spec
-    assert wavepe.encoding(encoding.to_dict()) == encoding
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """wavepe.register_wavelet: a kind of a user's own in NumPy, torch, specs and models."""
 
-import functools
 import math
 
 import numpy as np
@@ -114,16 +113,6 @@ def test_what_a_function_may_do(register):
 
 
 # ------------------------------------------------------------------ the register
-
-
-@pytest.mark.parametrize(
-    "function",
-    [lopsided, lambda u: np.exp(-u * u), functools.partial(np.multiply, 0.5), np.tanh, np.sinc],
-    ids=["def", "lambda", "partial", "ufunc", "numpy"],
-)
-def test_any_callable(register, function):
-    register("own", function)
-    assert_within(table(4, [2.0], [1.0], "own"), function((np.arange(4.0)[:, None] - 1) / 2), 0)
 
 
 @pytest.mark.parametrize("name", ["mexican", "x", "db", "db-4", "sym", "bior_2", "Ricker", "δ"])
@@ -342,20 +331,6 @@ def test_torch_errors(register, torch, ops, device):
 def hf(torch):
     pytest.importorskip("transformers")
     return pytest.importorskip("hf_model")
-
-
-def test_in_a_model(register, torch, hf):
-    register("lopsided", lopsided)
-    row = hf.tokens(1, 3 * hf.LENGTH)
-
-    def parts(length, **_):
-        scale, shift = oracle.wavelet_grid(8, [1, 2, 4, 8])
-        return {"relative": written_out(np.arange(length), scale, shift)}
-
-    model = hf.patched_tiny("wavelet:kind=lopsided,scales=4")
-    assert hf.close(hf.logits(model, row)[0], hf.reference(model, row[0], parts)[0])
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert torch.equal(hf.logits(compiled, row), hf.logits(model, row))
 
 
 def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
