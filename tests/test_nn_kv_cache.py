@@ -3,7 +3,6 @@
 import copy
 import gc
 import itertools
-import pickle
 
 import pytest
 from cases import load_torch
@@ -198,7 +197,7 @@ def test_reset_crop_and_branches():
     assert str(cache) == "KVCache(length=0, layers=0)"
     with torch.no_grad():
         module(x[:, :6], cache=cache)
-        branch = copy.deepcopy(cache)
+        branch = copy.copy(cache)
         cache.crop(4)
         assert (cache.length, branch.length) == (4, 6)
         other = tokens(8, seed=5)
@@ -268,8 +267,6 @@ def test_what_a_cache_cannot_do():
         module(x[:, :5], cache=cache)
         with pytest.raises(RuntimeError, match="5 tokens of other modules and none of this one"):
             made("rope")(x[:, 5:], cache=cache)
-        with pytest.raises(TypeError, match="cannot be pickled"):
-            pickle.dumps(cache)
         cache.reset()
         made("rope")(x, cache=cache)
 

@@ -31,16 +31,6 @@ def bump_slope(u):
 # ------------------------------------------------------------------ the encoding
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_specs(kind):
-    encoding = wavepe.encoding("wavelet", kind=kind, learned=True)
-    assert encoding.learned
-    assert wavepe.encoding(str(encoding)) == encoding
-    assert wavepe.encoding(encoding.to_dict()) == encoding == encoding.trained_as()
-    assert encoding != wavepe.encoding("wavelet", kind=kind)
-    assert str(wavepe.encoding("wavelet:learned=false")) == "wavelet"
-
-
 @pytest.mark.parametrize("options", ["scales=6", "scales=1+3,min_scale=1", "scales=3,min_scale=4"])
 def test_initial_parameters_are_the_grid_s(options):
     learned, plain = (wavepe.encoding(f"wavelet:{options}{end}") for end in (",learned=true", ""))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import wavepe
-from cases import assert_same_bits, assert_within
+from cases import assert_within
 from numpy.testing import assert_array_equal
 from processes import forked, output
 
@@ -130,15 +130,6 @@ def test_a_number_of_scales_means_levels(spec, dim, levels):
     p = wavepe.encoding(f"wavelet:{spec}").table(60, dim)[0]
     columns = np.repeat(levels, each), np.tile(range(each), len(levels))
     assert_array_equal(p, table(spec[5:].split(",")[0], range(60), *columns).astype(np.float32))
-
-
-def test_not_causal_and_mirrored():
-    encoding = wavepe.encoding("wavelet:kind=db4,scales=2,mirrored=true")
-    p, first, _ = encoding.table(20, 4, causal=False)
-    assert first == -19
-    straight = wavepe.encoding("wavelet:kind=db4,scales=2").table(20, 4, causal=False)[0]
-    assert p.any()
-    assert_same_bits(p, straight[::-1])
 
 
 @pytest.mark.parametrize(

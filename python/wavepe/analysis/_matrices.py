@@ -104,7 +104,7 @@ def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.n
     theta = checks.positive("theta", theta)
     if theta < 1:
         raise ValueError(f"theta must be at least 1, got {theta}")
-    inv_freq = _frequencies(dim, theta)
+    inv_freq, _ = rope_frequencies(dim, theta)
     even = np.arange(0, dim, 2)
     # t - b_j in this order: in b_j itself, the small shift would lose the digits that j takes
     u = (np.arange(dim) - even[:, None]) + (position * inv_freq / (2 * turns * math.pi))[:, None]
@@ -155,19 +155,12 @@ def wavelet_transform(
     return (x @ (p / np.sqrt(flat[0]))).reshape(x.shape[:-1] + columns)
 
 
-def _frequencies(dim: int, theta: float) -> np.ndarray:
-    """Return the frequency of each pair in radians per position, float64 (dim/2,)."""
-    if checks.integer("dim", dim, 1) % 2:
-        raise ValueError(f"dim must be even, got {dim}")
-    return rope_frequencies(dim, theta)[0]
-
-
 def _rotations(
     position: int, dim: int, theta: float, places: Callable[[int], np.ndarray]
 ) -> np.ndarray:
     """Return the matrix whose block (i, j) is the rotation of pair i times places(pairs)[i, j]."""
     position = checks.integer("position", position)
-    cos, sin = rope_table(position, _frequencies(dim, theta), dtype=np.float64)
+    cos, sin = rope_table(position, rope_frequencies(dim, theta)[0], dtype=np.float64)
     blocks = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 1, 2, 2)
     blocks = places(len(blocks))[:, :, None, None] * blocks + 0.0  # turns -0.0 into 0.0
     return blocks.swapaxes(1, 2).reshape(dim, dim)

@@ -45,12 +45,9 @@ def measured_band(
     -------
     dict
         "band": int array (layers, heads), where "key" counts key heads. Pair 0 turns fastest. Rows
-        of layers that do not rotate hold -1.
-
-        "mean": float, the mean of all bands.
-
-        "heatmap": float64 array (n, pairs), the norm of each pair at each position, as a mean over
-        layers and heads.
+        of layers that do not rotate hold -1. "mean": float, the mean of all bands. "heatmap":
+        float64 array (n, pairs), the norm of each pair at each position, as a mean over layers and
+        heads.
 
     Notes
     -----

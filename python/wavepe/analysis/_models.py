@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..common.runtime import command_for
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 # Called after each pass as progress(done, total).
 Progress = Callable[[int, int], object]
+Item = TypeVar("Item")
+
+# The largest number of tokens in a batch (more are not faster on a CPU, because they do not fit
+# into its cache), and of its logits or of attention scores in a layer: 64 MiB of float32.
+_TOKENS, _ELEMENTS = 1 << 12, 1 << 24
 
 
 def need(function: str, *packages: str) -> None:
@@ -64,6 +69,16 @@ def device_of(model: torch.nn.Module) -> torch.device | None:
     """Return the device of the model's first parameter; None if it has no parameters."""
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device
+
+
+def batches(
+    model: torch.nn.Module, items: list[Item], size: int, vocabulary: int = 1
+) -> Iterator[list[Item]]:
+    """Yield batches of items of `size` tokens; their logits and attention scores fit in memory."""
+    heads = getattr(getattr(model, "config", None), "num_attention_heads", None) or 1
+    most = max(1, min(_TOKENS // size, _ELEMENTS // (size * max(vocabulary, heads * size))))
+    for first in range(0, len(items), most):
+        yield items[first : first + most]
 
 
 @contextmanager

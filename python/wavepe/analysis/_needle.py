@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common import checks
-from ._models import Progress, check_model, check_tokens, device_of, evaluating, last_logits, need
+from ._models import (
+    Progress,
+    batches,
+    check_model,
+    check_tokens,
+    device_of,
+    evaluating,
+    last_logits,
+    need,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +39,6 @@ KEY_LETTERS, DIGITS = 4, 5
 STATEMENT_SIGNS, STATEMENT_LENGTH = "abcdefghijklmnopqrstuvwxyz0123456789", 4
 # Text is inserted in pieces. Longer ones would put a fact far from its depth.
 _PIECE = 200
-# The largest number of tokens in a batch, and of attention scores in a layer.
-_TOKENS, _SCORES = 1 << 12, 1 << 24
 
 
 def needle(
@@ -132,9 +139,12 @@ def needle(
 
 def _numbers(name: str, values: Any) -> list[Any]:
     """Return the numbers of a sequence as a list, which is not empty."""
-    if not np.iterable(values):
-        raise TypeError(f"{name} must be a sequence of numbers, got {type(values).__name__}")
-    if not (numbers := list(values)):
+    try:
+        numbers = list(values)
+    except (TypeError, RuntimeError):  # not a container, or a tensor that cannot be listed
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be a sequence of numbers, got {kind}") from None
+    if not numbers:
         raise ValueError(f"{name} must hold at least one number, got none")
     return numbers
 
@@ -240,16 +250,12 @@ Trial = tuple[list[int], list[int]]
 
 
 def _batches(model: torch.nn.Module, trials: list[Trial]) -> Iterator[list[Trial]]:
-    """Yield batches of trials of one shape, small enough for the memory."""
-    heads = getattr(getattr(model, "config", None), "num_attention_heads", None) or 1
+    """Yield batches of trials of one shape."""
     by_shape: dict[tuple[int, ...], list[Trial]] = {}
     for trial in trials:
         by_shape.setdefault(tuple(map(len, trial)), []).append(trial)
     for shape, alike in sorted(by_shape.items()):
-        size = sum(shape)
-        most = max(1, min(_TOKENS // size, _SCORES // (heads * size * size)))
-        for first in range(0, len(alike), most):
-            yield alike[first : first + most]
+        yield from batches(model, alike, sum(shape))
 
 
 def _count_right(model: torch.nn.Module, batch: list[Trial]) -> int:

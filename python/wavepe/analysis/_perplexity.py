@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..common import checks
-from ._models import Progress, check_tokens, evaluating, need
+from ._models import Progress, batches, check_tokens, evaluating, need
 
 if TYPE_CHECKING:
     import torch
 
 PROTOCOLS = ("whole", "blocks", "sliding")
-
-# The largest number of logits, or of attention scores in a layer, of a batch: 64 MiB of float32.
-_ELEMENTS = 1 << 24
-# More tokens in one pass are not faster on a CPU, because they do not fit into its cache.
-_TOKENS = 1 << 12
 
 
 class Pass(NamedTuple):
@@ -88,11 +83,12 @@ def perplexity(
     passes = list(_passes(protocol, length, window, stride))
     total: torch.Tensor | float = 0.0  # stays on the model's device until the end
     count = 0
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or 1
     groups = _groups(passes, len(tokens) // length, length)
     done, all_tokens = 0, sum(group.stop * len(starts) for group, starts in groups.items())
     with evaluating(model):
         for group, starts in groups.items():
-            for batch in _batches(model, starts, group.stop):
+            for batch in batches(model, starts, group.stop, vocabulary):
                 total = total + _negative_log_likelihood(model, tokens, batch, group)
                 count += len(batch) * (group.last - group.first)
                 done += group.stop * len(batch)
@@ -154,17 +150,6 @@ def _groups(passes: list[Pass], pieces: int, length: int) -> dict[Pass, list[int
             form = Pass(0, stop - start, first - start, last - start)
             groups[form].append(piece * length + start)
     return groups
-
-
-def _batches(model: torch.nn.Module, starts: list[int], size: int) -> Iterator[list[int]]:
-    """Cut `starts` into batches whose logits and attention scores fit into memory."""
-    config = getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None) or 1
-    heads = getattr(config, "num_attention_heads", None) or 1
-    widest = size * max(vocabulary, heads * size)
-    batch = max(1, min(_ELEMENTS // widest, _TOKENS // size))
-    for first in range(0, len(starts), batch):
-        yield starts[first : first + batch]
 
 
 def _negative_log_likelihood(

@@ -48,10 +48,8 @@ class Bias(NamedTuple):
     ----------
     b : array or Tensor (w,) or (heads, w)
         Number r belongs to the distance delta = first + r.
-    first : int
-        The delta of the first number.
-    beyond : "zero" or "edge"
-        What stands for a number outside: zero, or the nearest number.
+    first, beyond : int, "zero" or "edge"
+        As in `Table`.
 
     Examples
     --------

@@ -77,28 +77,16 @@ def rope(
     cos = checks.float_array("cos", cos).astype(real, copy=False)
     sin = checks.float_array("sin", sin).astype(real, copy=False)
     if min(x.ndim, cos.ndim, sin.ndim) < 1:
-        raise ValueError(
-            f"x (..., d), cos and sin (..., h) need a last axis, got shapes "
-            f"{x.shape}, {cos.shape}, {sin.shape}"
-        )
+        raise _misfit("x (..., d), cos and sin (..., h) need a last axis", x, cos, sin)
     if cos.shape[-1] != sin.shape[-1]:
-        raise ValueError(
-            f"cos and sin must hold the same number of pairs, got {cos.shape[-1]} and "
-            f"{sin.shape[-1]}"
-        )
+        raise _misfit("cos and sin must hold the same number of pairs", x, cos, sin)
     if 2 * cos.shape[-1] > x.shape[-1]:
-        raise ValueError(
-            f"cos and sin hold {cos.shape[-1]} pairs, x has head size {x.shape[-1]}: "
-            f"at most {x.shape[-1] // 2} pairs fit"
-        )
-    for name, table in (("cos", cos), ("sin", sin)):
-        leading = table.shape[:-1]
+        raise _misfit(f"cos and sin must hold at most {x.shape[-1] // 2} pairs", x, cos, sin)
+    for leading in (cos.shape[:-1], sin.shape[:-1]):
         pairs_of_sizes = zip(leading[::-1], x.shape[-2::-1], strict=False)
         if len(leading) >= x.ndim or not all(n in (1, m) for n, m in pairs_of_sizes):
-            raise ValueError(
-                f"{name}'s leading axes must broadcast to those of x, got {name} {table.shape} and "
-                f"x {x.shape}"
-            )
+            rule = "the leading axes of cos and sin must broadcast to those of x"
+            raise _misfit(rule, x, cos, sin)
     flags = checks.flag("interleaved", interleaved), checks.flag("inverse", inverse)
     out = np.empty_like(x) if out is None else checks.out_array(out, x.shape, x.dtype)
     if not out.size:
@@ -108,6 +96,11 @@ def rope(
     else:
         _rotate(_numpy.rope, x, cos, sin, flags, out)
     return out
+
+
+def _misfit(rule: str, *arrays: np.ndarray) -> ValueError:
+    """Return an error that names the shapes of x, cos and sin."""
+    return ValueError(f"{rule}, got shapes {', '.join(str(array.shape) for array in arrays)}")
 
 
 def apply_rope(
@@ -168,19 +161,15 @@ def _rotate(
     """Rotate x into `out`, with x's longest leading axis cut into a piece for each thread."""
     axis = max(range(x.ndim - 1), key=x.shape.__getitem__, default=0)
     pieces = threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
-    overlap = any(np.may_share_memory(a, out) for a in (cos, sin)) or (
-        np.may_share_memory(x, out) and not _same_memory(x, out)
-    )
+    in_place = x.ctypes.data == out.ctypes.data and x.strides == out.strides
+    read = (cos, sin) if in_place else (cos, sin, x)
+    overlap = any(np.may_share_memory(a, out) for a in read)
     if len(pieces) < 2 or overlap:  # with overlap a piece would write what another piece reads
         kernel(x, cos, sin, *flags, out=out)
         return
     tables = (np.broadcast_to(t, (*x.shape[:-1], t.shape[-1])) for t in (cos, sin))
     x, cos, sin, out = (np.moveaxis(a, axis, 0) for a in (x, *tables, out))
     threads.run(lambda i: kernel(x[i], cos[i], sin[i], *flags, out=out[i]), pieces)
-
-
-def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
 def rope_table(

@@ -31,7 +31,8 @@ def is_family(name: object) -> bool:
 def check_family(label: str, name: str) -> str:
     """Return `name` if PyWavelets has that member of the family."""
     discrete = _pywt(name).wavelist(kind="discrete")
-    members = [other for other in discrete if _family(other) == _family(name)]
+    family = name.rstrip("0123456789.")
+    members = [other for other in discrete if other.rstrip("0123456789.") == family]
     if name not in members:
         raise ValueError(f"unknown {label} {name!r}; PyWavelets has {', '.join(members)}")
     return name
@@ -69,10 +70,6 @@ def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.
         valid = np.where(inside, index[:, columns], 0).astype(np.int64)
         out[:, columns] = np.where(inside, samples[valid], 0.0)
     return out
-
-
-def _family(name: str) -> str:
-    return name.rstrip("0123456789.")
 
 
 def _pywt(name: str) -> ModuleType:

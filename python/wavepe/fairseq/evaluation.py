@@ -16,10 +16,8 @@ from fairseq_cli import eval_lm as command  # isort: skip
 def refuse_skipped_tokens() -> None:
     """Let fairseq's ``eval-lm`` raise if it would skip tokens.
 
-    fairseq drops blocks that are longer than the model's positions, and says so in one line of its
-    log. If it drops all of them, it prints "Evaluated 0 tokens" and a perplexity of 1.00. With
-    several processes (by default one for each GPU), each evaluates its part of the tokens, and one
-    of them prints the perplexity of its own part.
+    fairseq drops blocks that are longer than the model's positions, and says so in its log only.
+    With several processes, one of them prints the perplexity of its own part of the tokens.
     """
 
     @compat.wrap(command, "eval_lm")

@@ -17,18 +17,11 @@ from ..positions.tokens import token_positions
 
 
 class DecoderPositions(nn.Module):
-    """The encoding of one decoder.
+    """The encoding of one decoder: shared parameters in `attention`, vectors in `absolute`.
 
     The state dict holds a record of the encoding and of the trained length. So stock fairseq, and
     a model with another encoding, refuse the checkpoint. And options that depend on the trained
     length (``inference_theta=scaled``) are right with any ``--tokens-per-sample`` of an evaluation.
-
-    Attributes
-    ----------
-    attention : Learned
-        The learned parameters that all layers share.
-    absolute : AbsoluteVectors or None
-        The part that is added to the token embeddings.
     """
 
     record: Tensor

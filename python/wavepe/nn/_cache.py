@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -81,17 +80,8 @@ class KVCache:
     def __repr__(self) -> str:
         return f"KVCache(length={self.length}, layers={len(self._by_module)})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
-        branch = type(self).__new__(type(self))
-        memo[id(self)] = branch
-        branch.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return branch
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a KVCache cannot be pickled or shallow-copied, because it belongs to the modules of "
-            "this process: copy.deepcopy makes a branch"
-        )
+    def __copy__(self) -> KVCache:
+        return copy.deepcopy(self)  # two caches of the same storage would overwrite each other
 
 
 def tokens_of(cache: KVCache, module: nn.Module, count: int) -> CachedTokens:
