@@ -22,7 +22,8 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
     They are the weights of the model's own attention function, whichever it is (eager, sdpa,
     wavepe), which gets the columns of the identity matrix beside the values. So the weights contain
-    windows, soft caps and the position encoding, as the model applies them.
+    windows, soft caps and the position encoding, as the model applies them. ValueError if the model
+    gives no attention weights or is not causal, or if its layers differ in their number of heads.
 
     Parameters
     ----------
@@ -35,12 +36,6 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
         Weights after the softmax, [query, key]; float64 for a model in float64. Each row sums to 1,
         and is 0 above the diagonal. In a family with attention sinks (GPT-OSS), the sink gets the
         rest of a row.
-
-    Raises
-    ------
-    ValueError
-        The model gives no attention weights or is not causal, or its layers differ in their number
-        of heads.
 
     Examples
     --------

@@ -131,8 +131,8 @@ def wavelet_table(
         to 16, and shifts are integers.
     kind : str
         The mother wavelet: "ricker", "gaussian", "morlet", "haar", a name given to
-        `register_wavelet`, or a discrete wavelet of PyWavelets such as "db4"
-        (``pip install ".[pywt]"`` in a checkout).
+        `register_wavelet`, or a discrete wavelet of PyWavelets such as "db4"; ImportError without
+        it (``pip install ".[pywt]"`` in a checkout).
     mirrored : bool, optional
         True takes t = -offset instead of t = offset. None is True for haar and False otherwise.
     dtype : float16, float32 or float64
@@ -149,8 +149,6 @@ def wavelet_table(
     TypeError, ValueError
         If an argument has a wrong type or dtype, if shapes do not fit together, if no wavelet is
         called `kind`, or if an offset, level or shift is out of range.
-    ImportError
-        If `kind` needs PyWavelets, which is not installed.
 
     Notes
     -----

@@ -19,7 +19,8 @@ class AbsoluteEncoding(nn.Module):
     """Add the vectors of an absolute encoding to token embeddings.
 
     Put it before the first layer of a model. The module has no parameters and no buffers, so a cast
-    of the model does not change it.
+    of the model does not change it. TypeError or ValueError if an argument is wrong, or if the
+    encoding is not absolute or does not fit `dim`.
 
     Parameters
     ----------
@@ -30,11 +31,6 @@ class AbsoluteEncoding(nn.Module):
         Size of a token embedding.
     trained_length : int, optional
         Length of the sequences in training, for an encoding that needs it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or the encoding is not absolute or does not fit `dim`.
 
     Examples
     --------

@@ -29,6 +29,8 @@ class Attention(nn.Module):
     ``b.position_encoding = a.position_encoding``. Constant tables and frequencies are neither
     parameters nor buffers, so a cast of the model does not change them.
 
+    TypeError or ValueError if an argument is wrong, or if the sizes do not fit together.
+
     Parameters
     ----------
     encoding : str, dict or Encoding
@@ -51,11 +53,6 @@ class Attention(nn.Module):
         Size of x, the input of the layer, for encodings that read it (relative, fox).
     device, dtype : optional
         Those of the parameters. bfloat16 and float16 become float32.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, the sizes do not fit together, or the encoding is absolute.
 
     Examples
     --------
