@@ -100,7 +100,7 @@ def check(args: argparse.Namespace) -> None:
 
 def opened(args: argparse.Namespace, path: str) -> AbstractContextManager[models.Model]:
     """Load a model of the command line, for the time of a with block."""
-    return models.opened(path, imports=args.imports, device=args.device, threads=args.threads)
+    return models.opened(path, args.imports, args.device, args.threads)
 
 
 @contextmanager

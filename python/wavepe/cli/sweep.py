@@ -10,7 +10,7 @@ from functools import partial
 
 from ..analysis import plots
 from ..common.errors import UsageError
-from ..experiments.model import Model
+from ..experiments.model import Model, load_model
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for
 from . import measuring
@@ -88,4 +88,5 @@ def _changed(loaded: Model, option: str, value: float) -> Iterator[Model]:
                     "--fraction needs a model with RoPE in all layers, but this one has the "
                     f"position encoding {spec!r}"
                 )
-            yield loaded.read_with(str(dataclasses.replace(encoding, fraction=value)))
+            model = load_model(loaded.path, str(dataclasses.replace(encoding, fraction=value)))
+            yield dataclasses.replace(loaded, model=model.to(loaded.device.place))

@@ -206,7 +206,7 @@ def adapt(
     folder.check_adaptation(Path(target))
     check_data(data)
     models.check_folder(source)
-    with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
+    with models.opened(source, imports, device, threads) as loaded:
         source_encoding = encoding_of(loaded.model)
         word = "stock" if source_encoding is None else "source"
         labels = {name: label.format(word) for name, label in _ROWS.items()}

@@ -44,11 +44,6 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label} {digest}" for label, digest in digests.items())
 
 
-def name_in(remembered: str) -> str:
-    """Return the name in a text of `import_all`."""
-    return remembered.rpartition(" ")[0]
-
-
 def _from_file(path: Path) -> ModuleType:
     # Our own module name: a file named like another module must not replace that module.
     spec = importlib.util.spec_from_file_location(f"wavepe_import_{path.stem}", path)

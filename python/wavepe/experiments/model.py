@@ -25,16 +25,12 @@ _TOKENIZERS = (
     "spiece.model",
 )  # fmt: skip
 _LONGEST_REASON = 300
-_FIRST_LENGTH = 512  # the first of the default lengths, if the trained length is longer
+_FIRST_LENGTH = 512  # of the default lengths, at most
 
 
 @dataclasses.dataclass
 class Model:
-    """A loaded model and its tokenizer.
-
-    `tokenizer` is None for a model of bytes. `comparison` holds the settings.json of the
-    `wavepe compare` that trained the model, and is None for other models.
-    """
+    """A loaded model, its tokenizer (None: it reads bytes), and the settings of its comparison."""
 
     path: Path
     model: Any
@@ -58,8 +54,7 @@ class Model:
     @property
     def trained_length(self) -> int | None:
         """Return the trained length before any RoPE scaling; None if the configuration has none."""
-        rope = getattr(self.config, "rope_parameters", None)
-        rope = rope or getattr(self.config, "rope_scaling", None) or {}
+        rope = getattr(self.config, "rope_parameters", None) or {}
         before = rope.get("original_max_position_embeddings")
         length = before or getattr(self.config, "max_position_embeddings", None)
         return int(length) if length else None
@@ -101,38 +96,25 @@ class Model:
                 raise
             raise CommandError(f"{self.path}: {_one_line(error)}") from error
 
-    def read_with(self, encoding: str) -> Model:
-        """Load the model, of a type wavepe_<family>, again with another encoding."""
-        model = load_model(self.path, encoding)
-        return dataclasses.replace(self, model=model.to(self.device.place))
-
 
 def check_folder(folder: str | Path) -> None:
     """Raise UsageError unless `folder` is that of a model."""
     path = Path(folder)
+    if str(folder) and (path / "config.json").is_file():
+        return
+    kind = "is a file" if path.is_file() else "holds no config.json"
     if not str(folder) or not path.exists():
-        raise UsageError(
-            f"MODEL {str(folder)!r}: no such folder; needs a folder with a config.json"
-        )
-    if not path.is_dir():
-        raise UsageError(f"MODEL {folder}: is a file; needs the folder with the config.json")
-    if not (path / "config.json").is_file():
-        checkpoints = sorted(path.glob("checkpoints/*/config.json"))
-        if settings_of_comparison(path) and checkpoints:
-            raise UsageError(
-                f"MODEL {folder}: is the folder of a comparison; give one of its models, such as "
-                f"{checkpoints[0].parent}"
-            )
-        raise UsageError(f"MODEL {folder}: holds no config.json")
+        kind = "no such folder"
+    needs = "needs a folder with a config.json"
+    checkpoints = sorted(path.glob("checkpoints/*/config.json"))
+    if settings_of_comparison(path) and checkpoints:
+        needs = f"is of a comparison; give one of its models, such as {checkpoints[0].parent}"
+    raise UsageError(f"MODEL {str(folder)!r}: {kind}; {needs}")
 
 
 @contextmanager
 def opened(
-    folder: str | Path,
-    *,
-    imports: Sequence[str] = (),
-    device: str = "cpu",
-    threads: int | None = None,
+    folder: str | Path, imports: Sequence[str], device: str, threads: int | None
 ) -> Iterator[Model]:
     """Load the model in a folder, for the time of a with block."""
     import_all(imports)
@@ -168,8 +150,8 @@ def load_model(path: Path, encoding: str | None = None) -> Any:
     except Exception as error:  # raised by transformers, safetensors or torch
         if out_of_memory(error) is not None:
             raise
-        ours = (path / "training.json").is_file()
-        remedy = "; remove this folder, and wavepe compare trains the model again" if ours else ""
+        remedy = "; remove this folder, and wavepe compare trains the model again"
+        remedy *= (path / "training.json").is_file()
         raise CommandError(f"cannot load {path}: {_one_line(error)}{remedy}") from error
     return model.eval()
 
@@ -177,13 +159,13 @@ def load_model(path: Path, encoding: str | None = None) -> Any:
 def _load_tokenizer(path: Path, model: Any) -> Any:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         size = model.config.get_text_config(decoder=True).vocab_size
-        if size != BYTES:
-            raise UsageError(
-                f"MODEL {path}: holds no tokenizer (tokenizer.json, ...): save it there, or give "
-                "the Trainer processing_class=tokenizer; only a model with a vocabulary of "
-                f"{BYTES} reads bytes, and this one has {size}"
-            )
-        return None
+        if size == BYTES:
+            return None
+        raise UsageError(
+            f"MODEL {path}: holds no tokenizer (tokenizer.json, ...): save it there, or give the "
+            f"Trainer processing_class=tokenizer; only a model with a vocabulary of {BYTES} reads "
+            f"bytes, and this one has {size}"
+        )
     from transformers import AutoTokenizer
 
     try:

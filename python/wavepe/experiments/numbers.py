@@ -67,7 +67,6 @@ def words(name: str, values: Any) -> list[Any]:
 
 def once(name: str, values: list[Any]) -> list[Any]:
     """Return the values; UsageError if one is given twice."""
-    for value in values:
-        if values.count(value) > 1:
-            raise UsageError(f"`{name}` {value}: given twice")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise UsageError(f"`{name}` {twice[0]}: given twice")
     return values

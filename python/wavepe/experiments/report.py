@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,14 @@ def report_text(
     results: Mapping[str, Any], shown: Iterable[tuple[str, Section]], *, pictures: bool
 ) -> str:
     """Return the tables of all parts as Markdown, with the pictures or without."""
-    text, last = ["# Comparison of position encodings\n"], None
-    for part, section in shown:
-        if part != last:
-            text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
-            last = part
-        table = markdown_rows("encoding", section.headings, section.rows)
-        text.append(f"## {section.title}\n\n{table}")
-        if section.draw and pictures:
-            folder = f"{part}/" if part else ""
-            text.append(f"![{section.title}]({folder}{section.picture})\n")
+    text = ["# Comparison of position encodings\n"]
+    for part, listed in groupby(shown, lambda pair: pair[0]):
+        text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
+        for _, section in listed:
+            table = markdown_rows("encoding", section.headings, section.rows)
+            text.append(f"## {section.title}\n\n{table}")
+            if section.draw and pictures:
+                text.append(f"![{section.title}]({Path(part, section.picture)})\n")
     return "\n".join(text)
 
 
@@ -106,13 +105,10 @@ def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
         measured = [run for run in runs if key in run]
         for name, cells in _values(measured, lengths, (key,)).items():
             entry = summary.setdefault(name, {"encoding": name, "seeds": len(cells[0])})
-            entry[key] = {
-                str(length): {
-                    "mean": statistics.fmean(cell),
-                    "std": statistics.stdev(cell) if len(cell) > 1 else None,
-                }
-                for length, cell in zip(lengths, cells, strict=True)
-            }
+            entry[key] = {}
+            for length, cell in zip(lengths, cells, strict=True):
+                std = statistics.stdev(cell) if len(cell) > 1 else None
+                entry[key][str(length)] = {"mean": statistics.fmean(cell), "std": std}
     return list(summary.values())
 
 
@@ -175,10 +171,8 @@ def _bands(runs: Runs, settings: Settings) -> Section:
         constant = [f"{seeds[0][head]:.2f}" for head in heads[:2]]
         measured = [mean_and_spread([cells[head] for cells in seeds]) for head in heads[2:]]
         rows.append((name, constant + measured))
-    heading = (
-        f"Frequency band of keys, a pair of 0 to {settings.head_dim // 2 - 1}, trained on "
-        f"{settings.train_length} bytes"
-    )
+    pairs = f"a pair of 0 to {settings.head_dim // 2 - 1}"
+    heading = f"Frequency band of keys, {pairs}, trained on {settings.train_length} bytes"
     return Section(heading, heads, rows, "bands")
 
 

@@ -13,7 +13,8 @@ from ..common.errors import CommandError, UsageError, need_matplotlib, require, 
 from ..common.files import DISK_ERRORS, new_file
 from ..training.folder import ComparisonFolder, digest, read_json
 from .data import Text, load_text
-from .imports import import_all, name_in
+from .imports import import_all
+from .model import PARTS
 from .numbers import integer
 from .report import Section, report_text, sections
 from .settings import Settings, comparisons, hints
@@ -50,11 +51,8 @@ class Results:
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each encoding, as ``pandas.DataFrame`` takes them.
 
-        Returns
-        -------
-        list of dict
-            "encoding", "seeds", and for each evaluated length (an int) the perplexity per byte, or
-            its mean over the seeds. A grid has a row for each "part", too.
+        A row has "encoding", "seeds", and for each evaluated length (an int) the perplexity per
+        byte, or its mean over the seeds. The rows of a grid also have "part".
         """
         return [
             {**({"part": name} if name else {}), "encoding": row["encoding"], "seeds": row["seeds"],
@@ -70,19 +68,16 @@ class Results:
     def plot(self, path: str | Path, part: str = "") -> None:
         """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib.
 
-        Raises
-        ------
-        ValueError
-            This comparison does not have the `part`. A grid has no part "".
+        ValueError if this comparison does not have the `part`. A grid has no part "".
         """
         if part not in self.parts:
             raise UsageError(f"part {part!r}: needs one of {', '.join(self.parts)}")
         need_matplotlib("plot")
-        by_part = ((name, section) for name, section in self.sections() if section.draw)
-        draw = next(s.draw for name, s in by_part if name == part and s.of == "perplexity")
-        assert draw is not None
-        with new_file(Path(path)) as new:
-            draw(new)
+        for name, section in self.sections():
+            if name == part and section.of == "perplexity" and section.draw:
+                with new_file(Path(path)) as new:
+                    section.draw(new)
+                return
 
     def sections(self) -> Iterator[tuple[str, Section]]:
         """Yield the name of the part, a table and its picture, for all tables."""
@@ -229,15 +224,12 @@ def compare(
         thread_count(threads)
     integer("jobs", jobs, 1)
     integer("save_every", 1 if save_every is None else save_every, 1)
-    text = load_text(
-        data,
-        max(max(part.lengths) for part in parts.values()),
-        max(max(part.train_length, part.finetune) for part in parts.values()),
-        split=next(iter(parts.values())).split,
-    )
+    longest = max(max(part.lengths) for part in parts.values())
+    train_length = max(max(part.train_length, part.finetune) for part in parts.values())
+    text = load_text(data, longest, train_length, next(iter(parts.values())).split)
     if out == "":
         raise UsageError("`out`: needs a folder, got an empty name")
-    require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
+    require("wavepe compare", **PARTS, matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after the trainings
     try:
         return _run(parts, text, out, jobs, imports, device, threads, save_every, progress)
@@ -257,8 +249,10 @@ def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
     """Run the files of `imports`; UsageError if the folder was begun with another one."""
     imported = import_all(imports)
     begun = ComparisonFolder(Path(out)).recorded("imports", list) if out else None
-    for name in map(name_in, map(str, begun or ())):
-        if name not in map(name_in, imported):
+    names = [text.rpartition(" ")[0] for text in imported]
+    for text in map(str, begun or ()):
+        name = text.rpartition(" ")[0]
+        if name not in names:
             raise UsageError(f"`out` {out} was begun with `imports` {name}: give it again")
     return imported
 

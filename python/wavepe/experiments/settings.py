@@ -282,13 +282,13 @@ def _settings_of(
 
 
 def _check_task(settings: Settings) -> None:
-    _need(
-        settings.protocols == ("whole",),
-        f"`task` {settings.task} needs `protocols` whole, because a question needs all text before "
-        f"it; got {' '.join(settings.protocols)}",
-    )
+    task, protocols = TASKS[settings.task], settings.protocols
+    why = f"a question needs all text before it; got {' '.join(protocols)}"
+    _need(protocols == ("whole",), f"`task` {task.name} needs `protocols` whole, because {why}")
     _need(not settings.bands, "`task` and `bands`: give one of them")
-    TASKS[settings.task].check(min(settings.train_length, *settings.lengths))
+    least, length = task.least, min(settings.train_length, *settings.lengths)
+    needs = f"needs lengths of at least {least}, got {length}"
+    _need(length >= least, f"`task` {task.name}: {needs}")
 
 
 def _check_bands(settings: Settings) -> None:
@@ -297,11 +297,9 @@ def _check_bands(settings: Settings) -> None:
     for encoding in rotary:
         theta = getattr(encoding, "theta", None)
         _need(theta is None or theta > 1, f"`bands`: needs bases above 1, got {encoding}")
-    _need(
-        max(settings.lengths) >= settings.train_length,
-        "`bands`: needs one of `lengths` to be at least the trained length, "
-        f"{settings.train_length}, on which bands are measured",
-    )
+    length = settings.train_length
+    needs = f"needs one of `lengths` to be at least the trained length, {length}"
+    _need(max(settings.lengths) >= length, f"`bands`: {needs}")
 
 
 def _check_fit(row: Row, settings: Settings) -> None:
@@ -316,17 +314,13 @@ def _check_fit(row: Row, settings: Settings) -> None:
                     part.absolute(np.array([last - 1]), settings.hidden, **sizes)
     except (ValueError, TypeError) as error:
         raise UsageError(f"`encodings` {row.name}: {error}") from None
-    _need(
-        bool(settings.finetune)
-        or _learned(row.trained, settings) == _learned(row.evaluated, settings),
-        f"`encodings` {row.name}: the encodings of training and evaluation must have the same "
-        "learned parameters (or give `finetune`)",
-    )
 
+    def learned(encoding: Encoding) -> dict[str, tuple[int, ...]]:
+        if not encoding.learns:
+            return {}
+        initial = initial_parameters(encoding, settings.head_dim, settings.heads, settings.hidden)
+        return {name: np.shape(value) for name, value in initial.items()}
 
-def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each learned parameter, by name."""
-    if not encoding.learns:
-        return {}
-    initial = initial_parameters(encoding, settings.head_dim, settings.heads, settings.hidden)
-    return {name: np.shape(value) for name, value in initial.items()}
+    before, after = learned(row.trained), learned(row.evaluated)
+    needs = "training and evaluation must have the same learned parameters (or give `finetune`)"
+    _need(bool(settings.finetune) or before == after, f"`encodings` {row.name}: {needs}")

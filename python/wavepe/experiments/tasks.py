@@ -22,8 +22,6 @@ import numpy as np
 
 from wavepe.analysis import STATEMENT_LENGTH, STATEMENT_SIGNS
 
-from ..common.errors import UsageError
-
 _KEYS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
 _VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)
 
@@ -50,13 +48,6 @@ class Task:
     name: str
     draw: Callable[[np.random.Generator], _Drawn]
     least: int
-
-    def check(self, length: int) -> None:
-        """Raise UsageError if the task does not fit a sequence of `length`."""
-        if length < self.least:
-            raise UsageError(
-                f"`task` {self.name}: needs lengths of at least {self.least}, got {length}"
-            )
 
     def examples(self, text: np.ndarray, seed: list[int], count: int, length: int) -> Examples:
         """Draw `count` sequences of `length` bytes, around pieces of `text`, from `seed` alone."""
