@@ -26,7 +26,7 @@ from fairseq_text import write_text
 from wavepe.analysis.plots.drawing import line_looks
 from wavepe.experiments.environment import cpu_name, version_of
 from wavepe.experiments.report import headings, rows_of
-from wavepe.experiments.tables import print_rows
+from wavepe.experiments.tables import print_table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"fairseq_demo: interrupted; {args.out} keeps finished work", file=sys.stderr)
         return 130
-    print_table(results)
+    print_tables(results)
     draw(results, args.out / "perplexity.png")
     print(f"\nwrote {args.out / 'results.json'} and {args.out / 'perplexity.png'}")
     return 0
@@ -286,7 +286,7 @@ class Demo:
             raise Failed(f"wavepe-fairseq-{command} ended with {done.returncode} ({log}):\n{last}")
 
 
-def print_table(results: dict) -> None:
+def print_tables(results: dict) -> None:
     """Print a table of perplexity per word for each protocol."""
     said = {
         "blocks": "each block in one pass",
@@ -298,7 +298,7 @@ def print_table(results: dict) -> None:
         lengths = sorted(map(int, runs[0]["perplexity"]))
         print(f"\nPerplexity per word, {protocol}: {words} (* best of its column)")
         heads = headings(lengths, results["train_length"])
-        print_rows("encoding", heads, rows_of(runs, lengths))
+        print_table("", "encoding", heads, rows_of(runs, lengths))
 
 
 def draw(results: dict, path: Path) -> None:

@@ -34,7 +34,7 @@ from wavepe.common.errors import CommandError
 from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
 from wavepe.experiments.environment import environment
 from wavepe.experiments.report import headings, rows_of
-from wavepe.experiments.tables import print_rows
+from wavepe.experiments.tables import print_table
 
 TIMES = (1, 4)  # evaluated lengths, as multiples of the trained one
 HEADS = 4
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\nPerplexity per byte of held-out text, trained on {args.length} bytes (* best)")
     lengths = list(map(int, results["runs"][0]["perplexity"]))
     rows = rows_of(results["runs"], lengths)
-    print_rows("encoding", headings(lengths, args.length), rows)
+    print_table("", "encoding", headings(lengths, args.length), rows)
     print(f"wrote {args.out / 'results.json'}")
     return 0
 

@@ -110,11 +110,11 @@ STOPPED = """
 import os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
-from wavepe.experiments import llama
+from wavepe.experiments import comparison
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-batch_at = llama.batch_at
+batch_at = comparison.batch_at
 
 
 def stopping(tokens, step, *rest):
@@ -123,7 +123,7 @@ def stopping(tokens, step, *rest):
     return batch_at(tokens, step, *rest)
 
 
-llama.batch_at = stopping
+comparison.batch_at = stopping
 sys.exit(main(sys.argv[2:]))
 """
 

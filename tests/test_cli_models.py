@@ -464,8 +464,9 @@ def test_what_a_model_cannot_do_is_one_line(capsys, place):
     wavelet, data = checkpoint(place, "wavelet"), ("--data", place / "words.txt")
     assert "is not rotary" in refused(capsys, "bands", wavelet, *data, code=1)
     assert "--fraction needs a model with RoPE" in refused(capsys, "sweep", wavelet, *data)
-    assert "not rotary" in refused(capsys, "sweep", wavelet, *data, "--theta", 100, code=1)
-    assert "not rotary" in refused(capsys, "needle", wavelet, *data, "--theta", 100, code=1)
+    for command in ("sweep", "needle"):
+        said = refused(capsys, command, wavelet, *data, "--theta", 100, code=1)
+        assert "set_theta needs one rope for all layers" in said
     message = refused(capsys, "perplexity", place / "stock", *data, "--lengths", 100_000)
     assert "text too short" in message
     assert "needs at least 100000" in message

@@ -38,9 +38,9 @@ import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
-from wavepe.experiments import evaluation, llama
+from wavepe.experiments import comparison, evaluation
+from wavepe.experiments.comparison import new_model
 from wavepe.experiments.data import evaluation_bytes, load_text
-from wavepe.experiments.llama import new_model
 from wavepe.experiments.model import load_model
 from wavepe.experiments.settings import Settings
 
@@ -281,9 +281,9 @@ def test_what_is_not_finite_is_no_result(finished, tmp_path, monkeypatch, capsys
 
 
 def test_a_training_that_goes_on_sees_new_batches(tmp_path, monkeypatch):
-    steps, batch_at = [], llama.batch_at
+    steps, batch_at = [], comparison.batch_at
     monkeypatch.setattr(
-        llama,
+        comparison,
         "batch_at",
         lambda text, step, *rest: steps.append(step) or batch_at(text, step, *rest),
     )

@@ -185,15 +185,12 @@ def test_the_answers_follow_from_the_statements(name, length):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_examples_follow_from_the_seed_and_need_room(name):
+def test_examples_follow_from_the_seed(name):
     task = TASKS[name]
     one, same, other = (task.examples(TEXT, [7, n], 4, 120) for n in (1, 1, 2))
     assert np.array_equal(one.tokens, same.tokens)
     assert np.array_equal(one.questions, same.questions)
     assert not np.array_equal(one.tokens, other.tokens)
-    task.check(task.least)
-    with pytest.raises(UsageError, match=f"`task` {name}: needs lengths of at least {task.least}"):
-        task.check(task.least - 1)
 
 
 @pytest.fixture

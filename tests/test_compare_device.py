@@ -20,7 +20,7 @@ import wavepe.hf
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
 from wavepe.common.errors import CommandError
-from wavepe.experiments import comparison, evaluation, llama
+from wavepe.experiments import comparison, evaluation
 from wavepe.experiments.data import load_text
 from wavepe.experiments.settings import Settings
 from wavepe.hf.learned import learned_ids
@@ -43,8 +43,8 @@ def like_cuda(monkeypatch):
     "spec", ["shaw", "t5", "transformer_xl", "kerple", "wavelet:scales=2,biases=true"]
 )
 def test_nothing_that_an_encoding_learns_decays(spec):
-    model = llama.new_model(spec, 0, SETTINGS)
-    plan = llama.plan_of(SETTINGS, spec, 0)
+    model = comparison.new_model(spec, 0, SETTINGS)
+    plan = comparison.plan_of(SETTINGS, spec, 0)
     groups = plan.optimizer(model).param_groups
     decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
     learned = learned_ids(model)
@@ -151,8 +151,8 @@ def train(path, settings=SETTINGS, read_every=1, save_every=5):
     """Train; return the losses that were shown, and the state at the end."""
     tokens, shown = load_text(str(text()), 32, 16).train, Shown()
     device = Device(CPU.place, read_every=read_every)
-    plan, model = llama.plan_of(settings, "none", 0), llama.new_model("none", 0, settings)
-    batch_at = llama.batches(plan, settings, tokens)
+    plan, model = comparison.plan_of(settings, "none", 0), comparison.new_model("none", 0, settings)
+    batch_at = comparison.batches(plan, settings, tokens)
     state = loop.train(plan, model, batch_at, path, "", save_every, shown, device)
     return shown, state
 
@@ -188,7 +188,7 @@ def test_a_gradient_that_is_no_number_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["none", "rope", "alibi", "wavelet:scales=3", "t5"])
 def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
-    model = llama.new_model(spec, 0, SETTINGS).to(DEVICE)
+    model = comparison.new_model(spec, 0, SETTINGS).to(DEVICE)
     state = loop.State(model, torch.optim.SGD(model.parameters(), 0.1))  # AdamW knows no "meta"
     batch = loop.Batch(torch.zeros(2, 17, dtype=torch.int64), None)
     given = state, batch, 0.02, Device(DEVICE)

@@ -118,7 +118,7 @@ def test_an_option_wins_over_a_preset_and_that_over_a_size():
 def test_sizes_are_what_they_are_called(name, millions):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from wavepe.experiments.llama import new_model
+    from wavepe.experiments.comparison import new_model
 
     assert name in MODELS
     with torch.device("meta"):
@@ -130,7 +130,7 @@ def test_sizes_are_what_they_are_called(name, millions):
 def test_a_training_that_goes_on_sees_as_many_tokens_a_step():
     chosen = settings("--finetune", "512", "--steps", "100", "--keep", "3")
     pytest.importorskip("torch")
-    from wavepe.experiments.llama import plan_of
+    from wavepe.experiments.comparison import plan_of
 
     plan = plan_of(chosen, "rope:theta=10000", 0)
     assert (plan.length, plan.batch, plan.steps) == (128, 8, 100)

@@ -48,17 +48,11 @@ _EXAMPLES = {
     "bench": "wavepe bench rope --quick",
     "info": "wavepe info",
 }
-# Command -> advice if the memory is not enough.
+# Command -> advice if the memory is not enough; others advise to lower --length or --lengths.
 _MEMORY_ADVICE = {
     "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
-    "perplexity": "lower --lengths",
-    "bands": "lower --length",
-    "needle": "lower --lengths",
-    "heatmap": "lower --length",
-    "sweep": "lower --lengths",
     "adapt": "lower --length or --batch, or give --gradient-checkpointing or --lora",
-    "convert": "free memory, or convert on a machine with more of it",
-    "plot": "lower --length or --dim",
+    "convert": "free memory",
     "bench": "take --quick, or free memory",
     "info": "free memory",
 }
@@ -91,10 +85,10 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        greedy = [action.option_strings[0] for action in self._actions if action.nargs in ("+", "*")
-                  and action.option_strings]  # fmt: skip
+        several = [action for action in self._actions if action.nargs in ("+", "*")]
+        greedy = ", ".join(x.option_strings[0] for x in several if x.option_strings)
         if re.search("arguments are required: [^-]", message) and greedy:
-            message += f"; write it before options that take several values ({', '.join(greedy)})"
+            message += f"; write it before options that take several values ({greedy})"
         if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             close = suggestion(chosen[1], re.findall(r"[\w-]+", chosen[2]))
             message = message.replace(" (choose", f"{close} (choose")
@@ -102,18 +96,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line `argv`, by default that of the process; return the exit code.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments; by default those of the process.
-
-    Returns
-    -------
-    int
-        The exit code: 0 for success, 1 for a failure, 2 for a wrong argument, file or folder, and
-        130 after Ctrl-C.
+    It is 0 for success, 1 for a failure, 2 for a wrong argument, file or folder, and 130 after
+    Ctrl-C.
     """
     _make_streams_safe()
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -190,7 +176,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         memory = out_of_memory(error)
         if memory is None or command is None:
             raise
-        return 1, f"error: {memory}; {_MEMORY_ADVICE[command]}"
+        return 1, f"error: {memory}; {_MEMORY_ADVICE.get(command, 'lower the length')}"
 
 
 @contextlib.contextmanager

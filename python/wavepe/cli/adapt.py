@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ..experiments import adapt
-from ..experiments.tables import print_rows, wrapped
-from .options import add_documented, add_imports, add_quiet, given
+from ..experiments.tables import print_table, wrapped
+from .options import add_documented, add_imports, given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,15 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="continue what TARGET holds; this is the default"
     )
     add_imports(parser)
-    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Adapt the model, and print the table."""
     done = adapt(**given(args, adapt), progress=not args.quiet)
-    if not args.quiet:
-        print(wrapped(done.title))
-    print_rows("model", list(map(str, done.adapted.settings["lengths"])), done.rows)
+    title = "" if args.quiet else done.title
+    print_table(title, "model", done.adapted.settings["lengths"], done.rows)
     for line in done.facts * (not args.quiet):
         print(wrapped(line))
     return 0

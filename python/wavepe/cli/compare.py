@@ -11,7 +11,7 @@ from ..experiments.presets import MODELS, PRESETS
 from ..experiments.report import Section
 from ..experiments.tables import print_table
 from ..experiments.tasks import TASKS
-from .options import add_documented, add_imports, add_quiet, given
+from .options import add_documented, add_imports, given
 
 _BEST = " (* best of its column)"
 
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         device={"default": "cpu"},
     )  # fmt: skip
     add_imports(parser)
-    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "\"none\"}', where the other layers keep rope")  # fmt: skip
     add("--link", action="store_true", help="hard-link the weights instead of copying them, so "
         "that both folders share the files")  # fmt: skip
-    add_imports(parser)
+    add_imports(parser, quiet=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"{result.folder}: {result.model} with {spec_text(result.encoding)}")
     how = "linked" if args.link else "copied"
     print(f"{how} from {args.source}: {result.tensors} tensors, {_size(result.bytes)}")
-    for what, names in (
-        ("new parameters", result.added),
-        ("dropped tensors", result.dropped),
-        ("files left out", result.left_out),
-    ):
+    changes = {
+        "new parameters": result.added, "dropped tensors": result.dropped,
+        "files left out": result.left_out,
+    }  # fmt: skip
+    for what, names in changes.items():
         if names:
             print(f"{what}: {leading_names(names)}")
     new = encoding(result.encoding) if isinstance(result.encoding, str) else None

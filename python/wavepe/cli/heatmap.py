@@ -61,7 +61,8 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
     windows = attention_window(weights, args.threshold)
     panel = weights[np.ix_(layers, heads)].mean(axis=(0, 1))
     window = int(attention_window(panel, args.threshold))
-    shown = _shown(args, *weights.shape[:2])
+    parts = zip(("layer", "head"), (args.layer, args.head), weights.shape[:2], strict=True)
+    shown = ", ".join(f"mean of {n} {x}s" if i is None else f"{x} {i}" for x, i, n in parts)
     print_table(
         f"Attention windows of {loaded.name}: how many tokens a head looks back (mean weight at "
         f"least {args.threshold:g}), on {text.description}",
@@ -75,14 +76,6 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
         **loaded.facts(text.description), "length": len(text.ids), "shown": shown,
         "windows": windows, "window": window, "map": panel,
     }  # fmt: skip
-
-
-def _shown(args: argparse.Namespace, layers: int, heads: int) -> str:
-    """Return a text that says which layers and heads a map shows."""
-    if args.layer is None and args.head is None:
-        return f"mean of {layers} layers and {heads} heads"
-    layer = f"mean of {layers} layers" if args.layer is None else f"layer {args.layer}"
-    return f"{layer}, " + (f"mean of {heads} heads" if args.head is None else f"head {args.head}")
 
 
 def _chosen(option: str, value: int | None, count: int, loaded: Model) -> list[int]:

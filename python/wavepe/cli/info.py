@@ -79,9 +79,8 @@ def _cuda() -> str:
         return f"torch does not load: {error}"
     if torch.version.cuda is None:
         return "none: this torch is built for the CPU"
-    if not torch.cuda.is_available():
-        return f"{torch.version.cuda}, no device"
-    return f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no device"
+    return f"{torch.version.cuda}, {device}"
 
 
 def _plain(value: Any) -> str:

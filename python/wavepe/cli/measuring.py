@@ -13,7 +13,7 @@ from ..common.files import writing
 from ..experiments import model as models
 from ..experiments.environment import environment
 from ..experiments.text import Tokens, check_data, tokens_for
-from .options import Number, add_imports, add_json, add_quiet, check_json, check_picture, write_json
+from .options import Number, add_imports, add_json, check_json, check_picture, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -46,15 +46,14 @@ def add_arguments(
         help="number of CPU threads (default: that of torch, all cores; give fewer if others use "
         "them)")  # fmt: skip
     add_imports(parser)
-    add_quiet(parser)
     add_json(parser, "figures")
     add("--png", metavar="FILE", help="draw the figures to this file (.png, .pdf or .svg)")
 
 
 def add_length(parser: argparse.ArgumentParser, longest: int) -> None:
     """Add the option of commands that run the model on one text."""
-    parser.add_argument("--length", action=Number,
-        help=f"tokens to run (default: the trained length, at most {longest})")  # fmt: skip
+    text = f"tokens to run (default: the trained length, at most {longest})"
+    parser.add_argument("--length", action=Number, help=text)
 
 
 def one_text(loaded: models.Model, args: argparse.Namespace, longest: int) -> Tokens:
@@ -121,13 +120,12 @@ def perplexities(
     """Return the perplexity for each length; `options` are those of `analysis.perplexity`."""
     from ..analysis import perplexity
 
+    values = {}
     with running(loaded, args) as begin:
-        return {
-            length: perplexity(
-                loaded.model, ids, length, progress=begin(f"{title}length {length}"), **options
-            )
-            for length in lengths
-        }
+        for length in lengths:
+            progress = begin(f"{title}length {length}")
+            values[length] = perplexity(loaded.model, ids, length, progress=progress, **options)
+    return values
 
 
 def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], Any]) -> None:

@@ -51,18 +51,15 @@ class Reals(Number):
     read, sign = staticmethod(reals), "X"
 
 
-def add_imports(parser: argparse.ArgumentParser) -> None:
-    """Add the option --import."""
+def add_imports(parser: argparse.ArgumentParser, *, quiet: bool = True) -> None:
+    """Add the option --import, and usually --quiet."""
     parser.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; may "
         "be repeated",
     )  # fmt: skip
-
-
-def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """Add the option --quiet."""
-    parser.add_argument("--quiet", action="store_true", help="print nothing but the tables")
+    if quiet:
+        parser.add_argument("--quiet", action="store_true", help="print nothing but the tables")
 
 
 # The type of a parameter in a docstring -> how argparse reads it. Numbers are checked later.

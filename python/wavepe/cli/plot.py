@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind = {} if "nargs" in arguments else {"type": int, "metavar": "N"}
         text = f"{arguments['help']}: {'; '.join(of)}"
         add(f"--{option}", **{**kind, **arguments, "help": text})
-    add_imports(parser)
+    add_imports(parser, quiet=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -138,11 +138,10 @@ def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {folder}: {getattr(error, 'strerror', error)}") from None
-    files = {}
-    for label in labels:
-        stem = re.sub("[^A-Za-z0-9._]+", "-", label)[:80]
-        files[label] = folder / f"{stem}.png"
-        check_picture("--out", str(files[label]))
+    stems = {label: re.sub("[^A-Za-z0-9._]+", "-", label)[:80] for label in labels}
+    files = {label: folder / f"{stem}.png" for label, stem in stems.items()}
+    for file in files.values():
+        check_picture("--out", str(file))
     if len(set(files.values())) < len(labels):
         raise UsageError(f"{' '.join(args.names)}: two pictures would have the same file")
     return files
@@ -165,12 +164,9 @@ def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _defaults(name: str) -> dict[str, Any]:
     """Return the options of a picture on the command line, with their defaults."""
-    parameters = inspect.signature(getattr(plots, name)).parameters.items()
-    return {
-        "encodings" if key == "encoding" else key: parameter.default
-        for key, parameter in parameters
-        if key != "path"
-    }
+    known = {k: x.default for k, x in inspect.signature(getattr(plots, name)).parameters.items()}
+    del known["path"]
+    return {"encodings" if key == "encoding" else key: default for key, default in known.items()}
 
 
 def _shown(default: Any) -> str:

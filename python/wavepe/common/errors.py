@@ -45,8 +45,7 @@ def out_of_memory(error: BaseException) -> str | None:
     text = str(error)
     if not (_TOO_LARGE.search(text) or isinstance(error, MemoryError)):
         return None
-    size = _SIZE.search(text)
-    where = " on the GPU" if "CUDA out of memory" in text else ""
+    size, where = _SIZE.search(text), " on the GPU" * ("CUDA out of memory" in text)
     return f"out of memory{where}" + (f" (asked for {size[1]} {size[2]})" if size else "")
 
 

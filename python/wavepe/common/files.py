@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-# Signals that end a process by default and that a handler can catch. Python itself turns Ctrl-C
-# into an exception.
+# They end a process by default, but a handler can catch them.
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 _NAMES_IN_MESSAGE = 4
@@ -27,10 +26,9 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a temporary path beside `target` to write to; at the end it replaces `target`.
+    """Give a temporary path, of the same suffix, that replaces `target` at the end.
 
-    The temporary file is removed after an error. It has the suffix of `target`, because some
-    writers take the format from it.
+    The temporary file is removed after an error.
     """
     part = part_of(target)
     try:

@@ -35,8 +35,8 @@ def shortened(specs: Iterable[str], width: int) -> tuple[list[str], list[str]]:
     for spec in specs:
         label = fold(spec, width)
         if len(label) > 3:
-            end = f"... [{len(notes) + 1}]"
             notes.append(f"[{len(notes) + 1}] {spec}")
+            end = f"... [{len(notes)}]"
             label = [*label[:2], label[2][: max(0, width - len(end))] + end]
         labels.append("\n".join(label))
     return labels, notes

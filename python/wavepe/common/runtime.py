@@ -114,18 +114,9 @@ def build_info() -> dict:
     Returns
     -------
     info : dict
-        version : str
-            The version of wavepe.
-        variants : list of str
-            What `variants` returns.
-        torch : bool
-            Whether the torch operators were built.
-        cuda_archs : list of str
-            The GPU architectures that CUDA kernels were built for.
-        compiler : str
-            The C compiler and its version.
-        flags : str
-            The flags of the C compiler.
+        "version" of wavepe, "variants" as `variants` returns them, "torch" (whether its operators
+        were built), "cuda_archs" (the GPU architectures of the CUDA kernels), and "compiler" and
+        "flags" of the C code.
 
     Examples
     --------

@@ -107,28 +107,13 @@ class Adaptation:
 
 
 def adapt(
-    source: str | Path,
-    target: str | Path,
-    encoding: str,
-    *,
-    data: str | Path,
-    tokens: int = 1_000_000,
-    length: int = 512,
-    lengths: Sequence[int] | None = None,
-    held_out: int | None = None,
-    recipe: str = "auto",
-    batch: int = 1,
-    lr: float = 1e-4,
-    lora: int | None = None,
-    control: bool = False,
-    seed: int = 0,
-    bf16: bool = False,
-    gradient_checkpointing: bool = False,
-    imports: Sequence[str] = (),
-    device: str = "cpu",
-    threads: int | None = None,
-    progress: bool = True,
-) -> Adaptation:
+    source: str | Path, target: str | Path, encoding: str, *, data: str | Path,
+    tokens: int = 1_000_000, length: int = 512, lengths: Sequence[int] | None = None,
+    held_out: int | None = None, recipe: str = "auto", batch: int = 1, lr: float = 1e-4,
+    lora: int | None = None, control: bool = False, seed: int = 0, bf16: bool = False,
+    gradient_checkpointing: bool = False, imports: Sequence[str] = (), device: str = "cpu",
+    threads: int | None = None, progress: bool = True,
+) -> Adaptation:  # fmt: skip
     """Swap the position encoding of the model in a folder, and fine-tune it.
 
     ``wavepe adapt`` calls it. The same call continues a stopped one. See also `wavepe.hf.adapt`.

@@ -1,33 +1,39 @@
-"""One comparison: its trainings and evaluations, and the file of their results."""
+"""One comparison: its small Llamas of bytes, their trainings, and the file of their results."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-import wavepe
+import wavepe.hf
 
 from ..common.errors import CommandError, UsageError
 from ..hf.folder import note_perplexities
 from ..training import loop
 from ..training.device import Device
 from ..training.folder import ComparisonFolder, model_name, read_json, write_json
+from ..training.plan import Plan
 from . import evaluation
-from .data import Text, evaluation_bytes
+from .data import Text, batch_at, evaluation_bytes
 from .environment import environment
-from .llama import batches, new_model, plan_of
+from .model import BYTES, load_model
 from .progress import Report
 from .report import summary_of
 from .settings import Model, Row, Settings
+from .tasks import TASKS
 
 Result = dict[str, Any]
+# Small models train faster with more than transformers' 0.02. With less than this, the vectors of
+# an absolute encoding would be much larger than the token embeddings for a long time.
+INITIAL_SPREAD = 0.06
 
 
 @dataclass(frozen=True)
@@ -221,3 +227,68 @@ class Comparison:
                 "complete": all(key in self.done for key in wanted),
             },
         }
+
+
+def new_model(spec: str, seed: int, settings: Settings, base: Path | None = None) -> Any:
+    """Return an untrained Llama with the encoding `spec`, or the checkpoint `base` with it.
+
+    New weights, on the CPU, depend on `seed` alone.
+    """
+    inner = -(-8 * settings.hidden // 96) * 32  # 8/3 of the size, in multiples of 32
+    config = wavepe.hf.WavePELlamaConfig(
+        position_encoding=spec, vocab_size=BYTES, hidden_size=settings.hidden,
+        intermediate_size=inner, num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads, num_key_value_heads=settings.heads,
+        head_dim=settings.head_dim, max_position_embeddings=settings.train_length,
+        tie_word_embeddings=True, initializer_range=INITIAL_SPREAD, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return load_model(base, spec) if base else wavepe.hf.WavePELlamaForCausalLM(config)
+
+
+def check_rows(settings: Settings) -> None:
+    """Raise UsageError if a Llama with these settings cannot have the encoding of a row."""
+    for row in settings.rows:
+        try:
+            with torch.device("meta"):
+                for spec in (str(row.trained), str(row.evaluated)):
+                    new_model(spec, 0, settings)
+        except ValueError as error:
+            raise UsageError(f"`encodings` {row.name}: {error}") from None
+
+
+def plan_of(settings: Settings, name: str, seed: int, *, continued: bool = False) -> Plan:
+    """Return the plan of the training `name`.
+
+    A training that continues another one sees as many tokens in a step as the first one.
+    """
+    rate = settings.learning_rate
+    if not continued:
+        parts, steps = settings.keep + 1, settings.steps
+        kept = tuple(sorted({steps * part // parts for part in range(1, parts)} - {0, steps}))
+        size = (steps, settings.batch, settings.train_length)
+        return Plan(name, seed, *size, rate, kept_steps=kept)
+    batch = max(1, settings.batch * settings.train_length // settings.finetune)
+    return Plan(name, seed, settings.finetune_steps, batch, settings.finetune, rate)
+
+
+def batches(
+    plan: Plan, settings: Settings, text: np.ndarray, before: int = 0
+) -> Callable[[int], loop.Batch]:
+    """Return a function that gives the batch of a step, which depends on seed and step alone.
+
+    A text gives its batches after `before` others.
+    """
+    size = (plan.batch, plan.length)
+
+    def batch(step: int) -> loop.Batch:
+        if not settings.task:
+            tokens = batch_at(text, before + step, plan.seed, *size)
+            return loop.Batch(torch.from_numpy(tokens), None)
+        drawn = TASKS[settings.task].examples(text, [plan.seed, step], *size)
+        asked = torch.from_numpy(drawn.questions[:, 1:] > 0)
+        return loop.Batch(torch.from_numpy(drawn.tokens), asked)
+
+    return batch

@@ -46,12 +46,10 @@ def load_text(
     are split by file. One file is split by position, with the test text at its end. UsageError if
     there are fewer than `train_length` + 1 bytes to train on, or than `longest` held-out bytes.
     """
-    if path is None:
-        files, description, read_bytes = _standard_library()
-    elif not str(path):
+    if path == "":
         raise UsageError("`data`: needs the name of a file or a folder, got an empty name")
-    else:
-        files, description, read_bytes = _read(Path(path))
+    read = _standard_library() if path is None else _read(Path(path))
+    files, description, read_bytes = read
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
     train, held_out = parts["train"], parts[split]
@@ -115,13 +113,11 @@ def walk(root: Path) -> list[tuple[str, Path]]:
 
 def _standard_library() -> tuple[dict[str, bytes], str, int]:
     root = Path(sysconfig.get_path("stdlib"))
-    files = {
-        name: _bytes(file)
-        for name, file in walk(root)
-        if name.endswith(".py") and not _NOT_LIBRARY.intersection(name.split("/"))
-    }
-    if not files:
+    sources = {name: file for name, file in walk(root) if name.endswith(".py")}
+    ours = {name for name in sources if not _NOT_LIBRARY.intersection(name.split("/"))}
+    if not ours:
         raise UsageError(f"the standard library at {root} holds no sources: give `data`")
+    files = {name: _bytes(file) for name, file in sources.items() if name in ours}
     return files, "the Python standard library's sources", sum(map(len, files.values()))
 
 
@@ -129,14 +125,12 @@ def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
     if path.is_file() or path.is_fifo():  # /dev/stdin can be either
         content = _bytes(path)
         if b"\0" in content:
-            raise UsageError(
-                f"`data` {path}: needs a text, but byte {content.index(0)} of this file is NUL"
-            )
+            wrong = f"needs a text, but byte {content.index(0)} of this file is NUL"
+            raise UsageError(f"`data` {path}: {wrong}")
         return {path.name: content}, str(path), len(content)
     if not path.is_dir():
-        raise UsageError(
-            f"`data` {path}: {'is a device' if path.exists() else 'no such file or folder'}"
-        )
+        wrong = "is a device" if path.exists() else "no such file or folder"
+        raise UsageError(f"`data` {path}: {wrong}")
     contents = {name: _bytes(file) for name, file in walk(path)}
     files = {name: content for name, content in contents.items() if content and 0 not in content}
     if not files:

@@ -27,13 +27,9 @@ _EVALUATION = 1 << 40
 
 
 def evaluate(
-    folder: Path,
-    spec: str,
-    tokens: np.ndarray,
-    settings: Settings,
-    device: Device = CPU,
+    folder: Path, spec: str, tokens: np.ndarray, settings: Settings, device: Device = CPU,
     kept: Mapping[int, Path] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Measure the saved model with the encoding `spec` on the held-out bytes `tokens`.
 
     `kept` has the checkpoints of the training, for "bands": step -> folder.
@@ -92,13 +88,9 @@ def _answers(
 
 
 def _bands(
-    model: torch.nn.Module,
-    spec: str,
-    tokens: torch.Tensor,
-    settings: Settings,
-    device: Device,
+    model: torch.nn.Module, spec: str, tokens: torch.Tensor, settings: Settings, device: Device,
     kept: Mapping[int, Path],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return the predicted band, and the measured band of keys at the end and at kept steps [F]."""
     length = settings.train_length
     theta = getattr(wavepe.encoding(spec).rotary, "theta", None) or DEFAULT_THETA

@@ -108,7 +108,8 @@ def check_folder(folder: str | Path) -> None:
     needs = "needs a folder with a config.json"
     checkpoints = sorted(path.glob("checkpoints/*/config.json"))
     if settings_of_comparison(path) and checkpoints:
-        needs = f"is of a comparison; give one of its models, such as {checkpoints[0].parent}"
+        first = checkpoints[0].parent
+        needs = f"it is the folder of a comparison; give one of its models, such as {first}"
     raise UsageError(f"MODEL {str(folder)!r}: {kind}; {needs}")
 
 

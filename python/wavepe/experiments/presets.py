@@ -17,21 +17,10 @@ _DEFAULT_ROWS = """
 """
 # Values of options that are neither given nor in a preset.
 DEFAULTS: dict[str, Any] = {
-    "encodings": _DEFAULT_ROWS,
-    "model": "tiny",
-    "train_length": 128,
-    "steps": 1200,
-    "seeds": 1,
-    "eval_bytes": 65536,
-    "lengths": None,
-    "protocols": ("whole",),
-    "task": "",
-    "split": "test",
-    "finetune": 0,
-    "finetune_steps": None,
-    "keep": 0,
-    "bands": False,
-}
+    "encodings": _DEFAULT_ROWS, "model": "tiny", "train_length": 128, "steps": 1200, "seeds": 1,
+    "eval_bytes": 65536, "lengths": None, "protocols": ("whole",), "task": "", "split": "test",
+    "finetune": 0, "finetune_steps": None, "keep": 0, "bands": False,
+}  # fmt: skip
 DEFAULT_FACTORS = (1, 2, 4, 8)
 FACTORS_TO_16 = (1, 2, 4, 8, 16)
 
@@ -58,17 +47,13 @@ def rows_for(rows: str, train_length: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of options; a grid consists of several comparisons.
-
-    `factors` are the evaluated lengths, as multiples of the trained length. `parts` maps a folder
-    to the options of one comparison of a grid, and `by` is the option in which they differ.
-    """
+    """Values of options; a grid consists of several comparisons."""
 
     text: str
     options: dict[str, Any]
-    factors: tuple[int, ...] = FACTORS_TO_16
-    parts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
-    by: str = ""
+    factors: tuple[int, ...] = FACTORS_TO_16  # the lengths, as multiples of the trained length
+    parts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})  # by folder
+    by: str = ""  # the option in which the parts of a grid differ
 
 
 _LEARNED = "wavelet:scales=6,biases=true,projection=true"
@@ -105,12 +90,11 @@ _FAMILIES = "wavelet:scales=6 " + " ".join(
     )
 )  # fmt: skip
 # The base is the trained length or 10000, raised by the length's or by fixed factors.
-_RAISED = """
-    rope:theta=LENGTH rope rope:theta=LENGTH,inference_theta=scaled rope:inference_theta=scaled
-""" + " ".join(
-    [f"rope:theta=LENGTH,inference_theta=LENGTH*{factor}" for factor in (2, 4, 8, 16, 64)]
-    + [f"rope:theta=10000,inference_theta={10000 * factor}" for factor in (2, 4, 8, 16, 64)]
-)
+_RAISED = " ".join([
+    "rope:theta=LENGTH rope rope:theta=LENGTH,inference_theta=scaled rope:inference_theta=scaled",
+    *(f"rope:theta=LENGTH,inference_theta=LENGTH*{factor}" for factor in (2, 4, 8, 16, 64)),
+    *(f"rope:theta=10000,inference_theta={10000 * factor}" for factor in (2, 4, 8, 16, 64)),
+])  # fmt: skip
 _COMBINED = f"""
     rope alibi transformer_xl transformer_xl+kerple
     wavelet:scales=6 wavelet:scales=6,biases=true wavelet:scales=6,projection=true {_LEARNED}

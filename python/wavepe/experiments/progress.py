@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 # A terminal with this many columns also has room for the bar and the loss.
@@ -27,20 +27,17 @@ class Report:
     ) -> None:
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
-        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._bar = terminal and not quiet
-        self._lines = lines and not self._bar
+        has_bar = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
+        self._lines = lines and not has_bar
         self._wide, self._part = self._console.width >= _WIDE, f"{part} " if part else ""
         title = Column(ratio=1, no_wrap=True, overflow="crop")
-        shown: list[ProgressColumn] = [
+        self._progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=title),
             *([BarColumn(20)] if self._wide else []),
             TaskProgressColumn(),
             TextColumn("{task.fields[after]}", markup=False),
-        ]
-        self._progress = Progress(
-            *shown, console=self._console, disable=not self._bar, refresh_per_second=4,
-            transient=True, expand=True,
+            console=self._console, disable=not has_bar, refresh_per_second=4, transient=True,
+            expand=True,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=None, after="", visible=False)
         self._titles: dict[int, str] = {}
@@ -61,12 +58,11 @@ class Report:
     def begin(self, title: str) -> Callable[[int, int], None]:
         """Begin a task after all others; return its progress(done, total)."""
         self._show(title)
-        sizes: list[int] = []
+        self._start([])
 
         def progress(done: int, total: int) -> None:
-            if not sizes:
-                sizes.append(total)
-                self._start(sizes)
+            if not self._sizes:
+                self._start([total])
                 self.skip(0, done)
             due = self._advance(0, done)
             self._show(title, self._left())

@@ -97,34 +97,17 @@ class Results:
 def compare(
     encodings: str | Encoding | Sequence[str | Encoding] | None = None,
     *,
-    preset: str | None = None,
-    data: str | Path | None = None,
-    imports: Sequence[str] = (),
-    lengths: Sequence[int] | None = None,
-    protocols: Sequence[str] | None = None,
-    task: str | None = None,
-    finetune: int | None = None,
-    finetune_steps: int | None = None,
-    split: str | None = None,
-    model: str | None = None,
-    layers: int | None = None,
-    heads: int | None = None,
-    head_dim: int | None = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    train_length: int | None = None,
-    steps: int | None = None,
-    seeds: int | None = None,
-    eval_bytes: int | None = None,
-    keep: int | None = None,
-    bands: bool | None = None,
-    out: str | Path | None = None,
-    jobs: int = 1,
-    device: str = "cpu",
-    threads: int | None = None,
-    save_every: int | None = None,
+    preset: str | None = None, data: str | Path | None = None, imports: Sequence[str] = (),
+    lengths: Sequence[int] | None = None, protocols: Sequence[str] | None = None,
+    task: str | None = None, finetune: int | None = None, finetune_steps: int | None = None,
+    split: str | None = None, model: str | None = None, layers: int | None = None,
+    heads: int | None = None, head_dim: int | None = None, batch: int | None = None,
+    lr: float | None = None, train_length: int | None = None, steps: int | None = None,
+    seeds: int | None = None, eval_bytes: int | None = None, keep: int | None = None,
+    bands: bool | None = None, out: str | Path | None = None, jobs: int = 1,
+    device: str = "cpu", threads: int | None = None, save_every: int | None = None,
     progress: bool = True,
-) -> Results:
+) -> Results:  # fmt: skip
     """Train one small Llama of bytes for each position encoding, and evaluate it on longer text.
 
     ``wavepe compare`` calls this function. Both write the same folder. The same call continues what
@@ -258,21 +241,14 @@ def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
 
 
 def _run(
-    parts: dict[str, Settings],
-    text: Text,
-    out: str | Path | None,
-    jobs: int,
-    imports: Sequence[str],
-    device: str,
-    threads: int | None,
-    save_every: int | None,
+    parts: dict[str, Settings], text: Text, out: str | Path | None, jobs: int,
+    imports: Sequence[str], device: str, threads: int | None, save_every: int | None,
     progress: bool,
-) -> Results:
+) -> Results:  # fmt: skip
     """Run each comparison in its folder, and report them together."""
     from ..training import device as devices
-    from .comparison import Comparison, Work
+    from .comparison import Comparison, Work, check_rows
     from .jobs import run_jobs
-    from .llama import check_rows
     from .progress import Report
 
     place = devices.device_named(device)

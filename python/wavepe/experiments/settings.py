@@ -303,7 +303,7 @@ def _check_bands(settings: Settings) -> None:
 
 
 def _check_fit(row: Row, settings: Settings) -> None:
-    """Check sizes that a Llama without a text does not show; `llama.check_rows` does the rest."""
+    """Check sizes that a Llama without a text does not show, unlike `check_rows`."""
     length = settings.train_length
     longest = max(length, settings.finetune, *settings.lengths)
     try:

@@ -33,11 +33,10 @@ def wrapped(text: str, indent: int = 0) -> str:
     width = columns()
     if width is None or len(text) <= width:
         return text
-    lines = textwrap.wrap(
+    return textwrap.fill(
         text, max(width, 2 * indent), subsequent_indent=" " * indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return "\n".join(lines)
 
 
 def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
@@ -52,16 +51,11 @@ def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
 
 
 def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequence[Row]) -> None:
-    """Print a table on stdout as `print_rows` does, and its title above it."""
-    print(wrapped(title))
-    print_rows(heading, list(map(str, headings)), rows)
-
-
-def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
     """Print a table on stdout: a column of labels under `heading`, then one for each of `headings`.
 
-    In a narrow terminal, labels are folded first; then further columns go to another table below.
-    A label of more than three lines is written below the tables.
+    The title, unless it is empty, stands above it. In a narrow terminal, labels are folded first;
+    then further columns go to another table below. A label of more than three lines is written
+    below the tables.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -69,18 +63,18 @@ def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> No
     from rich.table import Table
     from rich.text import Text
 
-    room = columns()
-    names = [name for name, _ in rows]
+    if title:
+        print(wrapped(title))
+    room, heads = columns(), list(map(str, headings))
+    labels, notes = [name for name, _ in rows], list[str]()
     texts = [[_cell(cell) for cell in cells] for _, cells in rows]
-    heads = list(headings)
     widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
-    longest = max(map(cell_len, (heading, *names)))
-    parts = groups(min(longest, _LEAST_LABEL), widths, room)
+    width = max(map(cell_len, (heading, *labels)))
+    parts = groups(min(width, _LEAST_LABEL), widths, room)
     beside = max(sum(GAP + width for width in widths[part]) for part in parts)
-    width = longest
     if room is not None:
-        width = min(longest, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
-    labels, notes = (names, []) if room is None else shortened(names, width)
+        width = min(width, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
+        labels, notes = shortened(labels, width)
     console = Console(width=width + beside)
     for part in parts:
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

@@ -24,9 +24,7 @@ _BYTES_A_TOKEN = 16  # more than a token of any text has on average
 
 
 class Tokens(NamedTuple):
-    """Token ids, int64 of shape (n,), and a description of their text."""
-
-    ids: torch.Tensor
+    ids: torch.Tensor  # int64, (n,)
     description: str
 
 
@@ -41,9 +39,9 @@ def tokens_for(
 ) -> Tokens:
     """Return about `budget` tokens, and at least the longest of `lengths`.
 
-    If `wavepe compare` trained the model on this text, the tokens are from its held-out part. If
-    also the lengths are those of the comparison and there is no budget, they are exactly the bytes
-    that it evaluated. From another text, the function reads the first tokens and no more.
+    If `wavepe compare` trained the model on this text, they are held out; with the comparison's
+    lengths and no budget, exactly the bytes that it evaluated. Of another text, only the first
+    tokens are read.
     """
     import torch
 

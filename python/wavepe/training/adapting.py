@@ -33,7 +33,7 @@ from .trainer import (
     model_digest,
     training_arguments,
     with_adapters,
-)
+)  # fmt: skip
 
 HELD_OUT = 16384  # tokens, if the data has four times as many
 WARM_UP = 0.05  # of the transfer steps, and of the others
@@ -76,25 +76,12 @@ class Adapted:
 
 
 def adapt(
-    model: Any,
-    encoding: Any,
-    data: Any,
-    *,
-    tokens: int,
-    length: int = 512,
-    recipe: str = "auto",
-    folder: Any = None,
-    tokenizer: Any = None,
-    lengths: Sequence[int] | None = None,
-    held_out: int | None = None,
-    batch_size: int = 1,
-    learning_rate: float = 1e-4,
-    lora: int | None = None,
-    control: bool = False,
-    seed: int = 0,
-    progress: Progress | None = None,
-    **training: Any,
-) -> Adapted:
+    model: Any, encoding: Any, data: Any, *, tokens: int, length: int = 512,
+    recipe: str = "auto", folder: Any = None, tokenizer: Any = None,
+    lengths: Sequence[int] | None = None, held_out: int | None = None, batch_size: int = 1,
+    learning_rate: float = 1e-4, lora: int | None = None, control: bool = False, seed: int = 0,
+    progress: Progress | None = None, **training: Any,
+) -> Adapted:  # fmt: skip
     """Swap the position encoding of a trained model, and fine-tune it.
 
     Parameters
@@ -107,11 +94,9 @@ def adapt(
     data : iterable of str, datasets.Dataset, or integer Tensor (n,)
         Texts, rows with "text" or "input_ids", or token ids.
     tokens : int
-        The number of tokens of the training. Data with fewer tokens is read again, in another
-        order.
+        The number of tokens of the training. Shorter data is read again, in another order.
     length : int
-        Tokens of a sequence in training. Take the length at which you use the model, if memory and
-        time allow it.
+        Tokens of a sequence in training; best the length at which you use the model.
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
         output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
@@ -124,20 +109,18 @@ def adapt(
     tokenizer : PreTrainedTokenizer, optional
         Needed for texts.
     lengths : sequence of int, optional
-        The lengths, in tokens, at which perplexity is measured. None takes `length` and twice
-        `length`.
+        Lengths of the perplexities, in tokens. None takes `length` and twice `length`.
     held_out : int, optional
-        The number of tokens at the end of the data that measure perplexity, and that training does
-        not see. None takes 16384, or a quarter of the data if that is less, but at least the
-        largest of `lengths`.
+        Tokens at the end of the data that measure perplexity, and that training does not see. None
+        takes 16384, or a quarter of shorter data, but at least the largest of `lengths`.
     batch_size : int
         Sequences of a step, in each process.
     learning_rate : float
-        The learning rate of the weights. The parameters of an encoding have ten times that rate.
-        Transfer steps have three times that rate.
+        The rate of the weights; parameters of an encoding have ten times, transfer steps three
+        times that rate.
     lora : int, optional
-        The rank of LoRA adapters (needs PEFT). The weights stay fixed. The adapters are merged into
-        them at the end. The parameters of an encoding are trained without adapters.
+        The rank of LoRA adapters (needs PEFT), which are merged at the end. The weights stay fixed;
+        parameters of an encoding are trained without adapters.
     control : bool
         Also train a copy of the stock model on the same tokens at half the rate. A finished
         `folder` that has no control gets one.
@@ -146,19 +129,17 @@ def adapt(
     progress : callable, optional
         Called as progress(what, done, total) with steps or tokens.
     **training
-        Further arguments of ``transformers.TrainingArguments``, such as bf16=True,
-        gradient_checkpointing=True or gradient_accumulation_steps=8. Optimizer, schedule and number
-        of steps are those of `adapt`.
+        Further ``transformers.TrainingArguments``, such as bf16=True, gradient_checkpointing=True
+        or gradient_accumulation_steps=8, but not those of optimizer, schedule and steps.
 
     Returns
     -------
     Adapted
-        The model and its perplexities.
 
     Raises
     ------
     ImportError
-        transformers' Trainer needs accelerate; `lora` needs PEFT.
+        accelerate is missing, or for `lora` PEFT.
     TypeError, ValueError
         An argument is wrong or does not fit the model; there are too few tokens; or `folder` holds
         another adaptation.
@@ -184,11 +165,14 @@ def adapt(
     learning_rate = checks.positive("learning_rate", learning_rate)
     training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
     tokens = checks.integer("tokens", tokens, 1)
-    rows_of_step, steps = _steps(tokens, length, batch_size, training)
+    rows_of_step = _rows_of_step(tokens, length, batch_size, training)
+    steps = tokens // (length * rows_of_step)
     lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = token_ids(data, tokenizer)
-    _check_ids(ids, base.get_input_embeddings().num_embeddings)
+    known = base.get_input_embeddings().num_embeddings
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {known} tokens")
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
     held_out_ids, rows = _split(ids, length, checks.integer("held_out", held_out, max(lengths)))
@@ -239,21 +223,19 @@ def adapt(
             measure("adapted", model)
             run.finish(model, tokenizer)
         return Adapted(
-            model.eval(), **run.facts, why=chosen.why, tokens=rows.numel(), passes=passes
-        )
+            model.eval(), str(chosen.encoding), chosen.why, run.perplexity, settings,
+            run.seconds["adapted"], rows.numel(), passes,
+        )  # fmt: skip
 
 
-def _steps(
-    tokens: int, length: int, batch_size: int, training: Mapping[str, Any]
-) -> tuple[int, int]:
-    """Return the rows of a step, of all processes, and the number of steps."""
+def _rows_of_step(tokens: int, length: int, batch_size: int, training: Mapping[str, Any]) -> int:
+    """Return the rows of a step, of all processes."""
     parts = training.get("gradient_accumulation_steps", 1)
     rows = batch_size * checks.integer("gradient_accumulation_steps", parts, 1)
     rows *= int(os.environ.get("WORLD_SIZE", "1"))
-    if tokens < length * rows:
-        least = length * rows
+    if tokens < (least := length * rows):
         raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
-    return rows, tokens // (length * rows)
+    return rows
 
 
 def _check_fit(model: Any, encoding: Encoding) -> None:
@@ -281,13 +263,6 @@ def _swapped(model: Any, encoding: Encoding) -> Any:
 
 
 # ---- data ---------------------------------------------------------------------------------------
-
-
-def _check_ids(ids: Tensor, vocabulary: int) -> None:
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise ValueError(
-            f"data has ids {ids.min()}..{ids.max()}, and the model has {vocabulary} tokens"
-        )
 
 
 def token_ids(data: Any, tokenizer: Any) -> Tensor:

@@ -11,29 +11,21 @@ import torch
 
 from ..common.errors import UsageError
 
-# Reading a loss waits for the GPU, so losses are read in groups.
-_STEPS_BETWEEN_READS = 16
-
 
 @dataclass(frozen=True)
 class Device:
-    """A device of torch, and how the commands use it.
-
-    `autocast` is the dtype of matrix products, or None for the dtype of the weights. Losses are
-    read every `read_every` steps.
-    """
+    """A device of torch, and how the commands use it."""
 
     place: torch.device
     gpu: str | None = None
-    autocast: torch.dtype | None = None
-    read_every: int = 1
+    autocast: torch.dtype | None = None  # of matrix products; None: that of the weights
+    read_every: int = 1  # steps; reading a loss waits for the GPU
 
     @property
     def label(self) -> str:
         """Return a text with the properties that figures depend on."""
-        details = [self.gpu, f"autocast to {self._precision}" if self.autocast else None]
-        text = ", ".join(filter(None, details))
-        return f"{self.place.type} ({text})" if text else self.place.type
+        details = f"{self.gpu}, " * bool(self.gpu) + f"autocast to {self._precision}"
+        return f"{self.place.type} ({details})" if self.autocast else self.place.type
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -75,11 +67,8 @@ def without_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def torch_threads(wanted: int | None) -> Iterator[int]:
-    """Set the number of torch's threads (None: keep it), and silence transformers.
-
-    Gives the number of threads in force.
-    """
+def torch_threads(wanted: int | None) -> Iterator[None]:
+    """Set the number of torch's threads (None: keep it), and silence transformers."""
     from transformers.utils import logging
 
     before, verbosity = torch.get_num_threads(), logging.get_verbosity()
@@ -88,7 +77,7 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
     logging.set_verbosity_error()  # no warnings about parameters that an encoding adds or drops
     try:
         with without_bars():
-            yield torch.get_num_threads()
+            yield
     finally:
         torch.set_num_threads(before)
         logging.set_verbosity(verbosity)
@@ -99,12 +88,11 @@ def device_named(name: str) -> Device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CPU
     if not torch.cuda.is_available():
-        built = "has no CUDA" if torch.version.cuda is None else f"has CUDA {torch.version.cuda}"
         raise UsageError(
             "`device` cuda: needs a GPU that torch can use, but torch.cuda.is_available() is False "
-            f"(torch {torch.__version__} {built}: torch.version.cuda is {torch.version.cuda}); "
+            f"(torch {torch.__version__}: torch.version.cuda is {torch.version.cuda}); "
             "`device` cpu needs no GPU"
         )
     place = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(place)
-    return Device(place, gpu, torch.bfloat16, _STEPS_BETWEEN_READS)
+    return Device(place, gpu, torch.bfloat16, read_every=16)

@@ -23,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from ..common.files import (
     new_folder,
     part_of,
     writing,
-)
+)  # fmt: skip
 
 RESULTS = "results.json"
 _SETTINGS = "settings.json"
@@ -121,9 +121,8 @@ def settings_of_comparison(folder: Path) -> dict[str, Any] | None:
         settings = read_json(folder / _SETTINGS)
     except UsageError:
         return None
-    if isinstance(settings, dict) and {"encodings", "text_sha256"} <= settings.keys():
-        return settings
-    return None
+    ours = isinstance(settings, dict) and {"encodings", "text_sha256"} <= settings.keys()
+    return settings if ours else None
 
 
 class ComparisonFolder:
@@ -229,7 +228,7 @@ class ComparisonFolder:
         with writing(state, part):
             for path in (state, part):
                 path.unlink(missing_ok=True)
-            if state.parent.is_dir() and not any(state.parent.iterdir()):
+            with suppress(OSError):  # it holds other states, or another worker was first
                 state.parent.rmdir()
 
 

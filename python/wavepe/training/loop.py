@@ -32,13 +32,8 @@ Tell = Callable[..., None]  # tell(event, *values): "doing", "note", "skip", "st
 
 
 class Batch(NamedTuple):
-    """Tokens (batch, length + 1), and for a task, which of them are answers, bool (batch, length).
-
-    The model predicts each token from those before it.
-    """
-
-    tokens: torch.Tensor
-    asked: torch.Tensor | None
+    tokens: torch.Tensor  # (batch, length + 1)
+    asked: torch.Tensor | None  # for a task, which are answers, bool (batch, length)
 
 
 _PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants", "devices")
@@ -47,20 +42,16 @@ _WITH_STATE = ("model", "optimizer")
 
 @dataclass
 class State:
-    """The state of a training; `loss` is a running mean in nats per token.
-
-    `variants` (of kernels) and `devices` list all that the training ran on, because results of
-    others differ by rounding. `run` is the digest of the comparison's settings.
-    """
+    """The state of a training, with all kernels and devices, whose results differ by rounding."""
 
     model: Any  # a Hugging Face model
     optimizer: torch.optim.Optimizer
     spec: str = ""
     seed: int = 0
-    run: str = ""
+    run: str = ""  # the digest of the comparison's settings
     step: int = 0
     seconds: float = 0.0
-    loss: float = 0.0
+    loss: float = 0.0  # a running mean, in nats per token
     variants: list[str] = field(default_factory=lambda: [wavepe.variant()])
     devices: list[str] = field(default_factory=lambda: [CPU.label])
 
@@ -86,22 +77,15 @@ class State:
 
 
 def train(
-    plan: Plan,
-    model: Any,
-    batch_at: Callable[[int], Batch],
-    saved: Path,
-    run: str,
-    save_every: int,
-    tell: Tell,
-    device: Device = CPU,
+    plan: Plan, model: Any, batch_at: Callable[[int], Batch], saved: Path, run: str,
+    save_every: int, tell: Tell, device: Device = CPU,
     keep: Callable[[Any, int], None] | None = None,
-) -> State:
+) -> State:  # fmt: skip
     """Train to the last step, from the beginning or from the state `saved` if it exists.
 
-    `keep(model, step)` is called at the kept steps of the plan. The state is saved every
-    `save_every` steps. After Ctrl-C, SIGTERM or SIGHUP, the function finishes the step, saves the
-    state and raises KeyboardInterrupt. Before each save, it checks that all losses up to this step
-    are finite.
+    `keep(model, step)` is called at the kept steps of the plan. After Ctrl-C, SIGTERM or SIGHUP,
+    the function finishes the step, saves the state and raises KeyboardInterrupt. No state is saved
+    after a loss that is not finite.
     """
     model = model.to(device.place)
     # At first the loss is that of a guess among all tokens.

@@ -21,11 +21,8 @@ class Plan:
 
     The rate warms up in the share `warm_up` of the steps. A cosine lowers it to the share
     `last_rate`: after the warm-up, or from the first step on if it ends at 0. The first `transfer`
-    steps reproduce the outputs of a teacher's attention, and have a warm-up of their own. The
-    checkpoints after `kept_steps` are kept.
-
-    The model's matrices decay, but nothing that an encoding learns. If no weight decays, the
-    parameters of encodings have `learned_rate` times the rate.
+    steps have a warm-up of their own. Nothing that an encoding learns decays. If no weight does,
+    the parameters of encodings have `learned_rate` times the rate.
     """
 
     name: str
@@ -43,17 +40,16 @@ class Plan:
 
     def factor(self, step: int) -> float:
         """Return the factor on the rates at a step."""
-        if step < self.transfer:
-            return TRANSFER_RATE * min(1.0, (step + 1) / self._warm_steps(self.transfer))
-        step, steps = step - self.transfer, self.steps - self.transfer
-        warm = self._warm_steps(steps)
+        steps, transfers = self.transfer, step < self.transfer
+        if not transfers:
+            step, steps = step - self.transfer, self.steps - self.transfer
+        warm = max(1, round(self.warm_up * steps))
+        rise = min(1.0, (step + 1) / warm)
+        if transfers:
+            return TRANSFER_RATE * rise
         begin = warm if self.last_rate else 0  # of the cosine
         done = max(0, step - begin) / max(1, steps - begin)
-        cosine = self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
-        return min(1.0, (step + 1) / warm) * cosine
-
-    def _warm_steps(self, steps: int) -> int:
-        return max(1, round(self.warm_up * steps))
+        return rise * (self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * done)))
 
     def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
         """Return AdamW for the parameters that are trained."""

@@ -55,10 +55,9 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         return Recipe(encoding, False, f"{as_given}; every step trains on the next token")
     if name == "transfer":
         return Recipe(encoding, True, as_given)
-    if encoding.rotary is not None or encoding.adds or any(encoding.layers) or not encoding.terms:
-        why = f"{as_given}, because it does not only add to all scores"
-        return Recipe(encoding, True, why)
-    rope, why = _kept_rotation(base, length, source)
+    rope, why = None, "it does not only add to all scores"
+    if encoding.terms and not (encoding.rotary or encoding.adds or any(encoding.layers)):
+        rope, why = _kept_rotation(base, length, source)
     if rope is None:
         return Recipe(encoding, True, f"{as_given}, because {why}")
     parts = [_richer(part) for part in encoding.parts]
@@ -119,8 +118,7 @@ class Teacher:
     def loss(self, student: nn.Module, bare: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """Return the mean relative squared error of attention outputs.
 
-        `student` is the patched model as it is trained, wrapped or not, and `bare` the model
-        itself.
+        `student` is the patched model as it is trained, and `bare` that without any wrapper.
         """
         device = next(student.parameters()).device
         last = torch.tensor([-1], device=device)  # given a 1, a Gemma 4 leaves tokens out of layers
@@ -129,12 +127,12 @@ class Teacher:
             self.model.to(device)
         with (
             torch.no_grad(),
-            _recorded(_attentions(self.model)) as wanted,
+            _recorded(families.attentions(families.decoder(self.model))) as wanted,
             _layer_inputs(self.model) as layer_inputs,
         ):
             self.model(**batch)
         with (
-            _recorded(_attentions(bare)) as learned,
+            _recorded(families.attentions(families.decoder(bare))) as learned,
             _recorded(families.decoder(bare).layers) as outputs,
             _layer_inputs(bare, layer_inputs),
             _attention_alone(bare),
@@ -157,10 +155,6 @@ def _error(learned: list[Tensor], wanted: list[Tensor]) -> Tensor:
         error, size = (x.float().flatten(1).pow(2).sum(-1) for x in (got - want, want))
         errors.append(error / size.clamp(min=1e-20))
     return torch.stack(errors).mean()
-
-
-def _attentions(model: nn.Module) -> list[Any]:
-    return families.attentions(families.decoder(model))
 
 
 @contextmanager

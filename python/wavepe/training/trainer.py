@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -53,15 +52,11 @@ def with_adapters(model: Any, rank: int) -> Any:
         raise ImportError("adapt(lora=...) needs PEFT: " + command_for("examples")) from error
     learned = any(MODULE_NAME in name for name, _ in model.named_parameters())
     config = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules="all-linear",
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM",
         modules_to_save=[MODULE_NAME] if learned else None,
-        task_type="CAUSAL_LM",
-    )
+    )  # fmt: skip
     adapted = get_peft_model(model, config)
-    # PEFT would look the base model up by name at every checkpoint. A patched model exists only in
-    # memory, so the name stays empty.
+    # At every checkpoint, PEFT would look up this name; a patched model exists only in memory.
     adapted.peft_config["default"].base_model_name_or_path = ""
     return adapted
 
@@ -124,7 +119,7 @@ def check_training(training: Iterable[str]) -> None:
     """Raise TypeError for a name that TrainingArguments does not have, or `adapt` replaces."""
     if importlib.util.find_spec("accelerate") is None:
         raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf"))
-    known = _training_names() - _NAMES.keys()
+    known = transformers.TrainingArguments.__dataclass_fields__.keys() - _NAMES.keys()
     for name in training:
         if name.startswith(_UNREAD):
             raise TypeError(f"adapt has its own optimizer and schedule, got the argument {name!r}")
@@ -133,14 +128,10 @@ def check_training(training: Iterable[str]) -> None:
             raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
 
 
-def _training_names() -> set[str]:
-    return {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-
-
 def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) -> Any:
     """Return the TrainingArguments, which also know the device; `training` are the user's."""
     old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
-    if new in _training_names():
+    if new in transformers.TrainingArguments.__dataclass_fields__:
         training = {key.replace(old, new): value for key, value in training.items()}
     arguments = {
         "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
@@ -155,8 +146,8 @@ def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) ->
 class Run:
     """An adaptation and its folder: what is done is not done again.
 
-    Without a folder it has a temporary one. Of several processes only rank 0 locks, checks and
-    writes the folder: the others could see a file half-written, or weights that FSDP left out.
+    Of several processes only rank 0 locks, checks and writes the folder: the others could see a
+    file half-written, or weights that FSDP left out.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
@@ -187,12 +178,6 @@ class Run:
             yield cls(Path(folder), settings, is_kept=True)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Return attributes of `Adapted`."""
-        facts = {"perplexity": self.perplexity, "settings": self.settings}
-        return facts | {"encoding": self.settings["encoding"], "seconds": self.seconds["adapted"]}
-
-    @property
     def finished(self) -> bool:
         """Whether the model is written; a control may be trained after it."""
         written = "adapted" in self.perplexity and (self.folder / CONFIG_NAME).exists()
@@ -216,14 +201,9 @@ class Run:
         self._write()
 
     def train(
-        self,
-        model: Any,
-        teacher: Any,
-        rows: Tensor,
-        plan: Plan,
-        training: Mapping[str, Any],
+        self, model: Any, teacher: Any, rows: Tensor, plan: Plan, training: Mapping[str, Any],
         progress: Progress | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train a model, from its last whole checkpoint if there is one."""
         folder = self.folder / CHECKPOINTS / plan.name
         if _is_first_process():
