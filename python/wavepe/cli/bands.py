@@ -50,15 +50,13 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     )
     keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
+    cells = [[*(row[key] for key in keys), 1.1 * row["predicted"]] for row in rows]
     print_table(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
         f"prediction j* = (d/2) log_theta(L/3.657) for {trained}",
         "layers",
         ("theta", "i_band", "i_band/(d/2)", "j*", "1.1 j*"),
-        [
-            (row["layers"], [*(_text(row[key]) for key in keys), _text(1.1 * row["predicted"])])
-            for row in rows
-        ],
+        [(row["layers"], list(map(_text, x))) for row, x in zip(rows, cells, strict=True)],
     )
     figures = {
         **loaded.facts(text.description), "of": args.of, "length": len(text.ids),

@@ -81,8 +81,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _size(count: float) -> str:
     """Return a number of bytes in the largest unit in which it is at least 1."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    unit = next((n for n in range(4) if count < 1000 ** (n + 1)), 4)
+    return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[unit]}"

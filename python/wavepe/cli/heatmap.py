@@ -80,8 +80,6 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(option: str, value: int | None, count: int, loaded: Model) -> list[int]:
     """Return the indices of the layers or heads that the user asks for."""
-    if value is None:
-        return list(range(count))
-    if value >= count:
+    if value is not None and value >= count:
         raise UsageError(f"--{option} {value}: {loaded.path} has {count}, numbered from 0")
-    return [value]
+    return list(range(count)) if value is None else [value]

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def _collect() -> dict[str, Any]:
     """Return facts by name, ready for JSON; "missing" maps packages to install commands."""
     versions = {name: version_of(name) for name in _OPTIONAL}
+    missing = {k: command_for(extra) for k, extra in _OPTIONAL.items() if versions[k] is None}
     facts: dict[str, Any] = {
         "wavepe": wavepe.__version__,
         "installed in": str(Path(wavepe.__file__).parent),
@@ -58,9 +59,7 @@ def _collect() -> dict[str, Any]:
         **{f"built: {k}": value for k, value in wavepe.build_info().items() if k != "version"},
         "machine": cpu_name(),
         **{name: version for name, version in versions.items() if version is not None},
-        "missing": {
-            name: command_for(extra) for name, extra in _OPTIONAL.items() if versions[name] is None
-        },
+        "missing": missing,
     }
     if versions["torch"]:
         facts["CUDA"] = _cuda()

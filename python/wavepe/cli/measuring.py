@@ -18,11 +18,8 @@ from .options import Number, add_imports, add_json, check_json, check_picture, w
 if TYPE_CHECKING:
     import torch
 
-DATA_HELP = (
-    "a text file, or a folder of text files (default: the sources of Python's standard library, "
-    "the part that wavepe compare does not train on)"
-)
-
+DATA_HELP = ("a text file, or a folder of text files (default: the sources of Python's standard "
+    "library, the part that wavepe compare does not train on)")  # fmt: skip
 # The figures for --json, and the function that draws them to a path.
 Measured = tuple[dict[str, Any], Callable[[Path], Any]]
 
@@ -103,9 +100,7 @@ def opened(args: argparse.Namespace, path: str) -> AbstractContextManager[models
 
 
 @contextmanager
-def running(
-    loaded: models.Model, args: argparse.Namespace
-) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def running(loaded: models.Model, args: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
     """Run passes of the model; gives begin(title), which returns progress(done, total)."""
     from ..experiments.progress import Report  # needs rich
 

@@ -79,9 +79,8 @@ def add_documented(
 ) -> None:
     """Add an argument for each parameter of `function`, with the help of its docstring.
 
-    `special` has further arguments of argparse for a parameter. Parameters that the command has in
-    another form are `imports` and `progress`. One without a default is a positional argument, or a
-    required option if it is keyword-only.
+    `special` has further arguments of argparse for a parameter. One without a default is a
+    positional argument, or a required option if it is keyword-only.
     """
     part = (inspect.getdoc(function) or "").partition("Parameters\n----------\n")[2]
     part = part.partition("\nReturns\n")[0]

@@ -53,9 +53,7 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
 
 def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
     protocol = Protocol.parse(args.protocol, trained_length or 0, "protocol")
-    if protocol.window == 0:
-        raise UsageError(
-            f"--protocol {args.protocol}: needs a window, such as {protocol.protocol}:512, because "
-            "the configuration of this model names no trained length"
-        )
+    if protocol.window == 0:  # the configuration names no trained length
+        needs = f"needs a window, such as {protocol.protocol}:512"
+        raise UsageError(f"--protocol {args.protocol}: {needs}")
     return protocol

@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     check_json(args)
     files = _files(args, [label for label, _, _ in drawings])
     numbers = {
-        label: {"picture": picture, **_draw(picture, files[label], options)}
-        for label, picture, options in drawings
+        label: {"picture": name, **_draw(name, files[label], x)} for label, name, x in drawings
     }
     is_single = len(drawings) == 1
     if args.json:
@@ -82,9 +81,7 @@ def _drawings(args: argparse.Namespace, name: str) -> list[tuple[str, str, dict[
     pictures = list(PICTURES) if name == "all" else [name]
     if name not in (*PICTURES, "all"):
         if "encodings" in options:
-            raise UsageError(
-                f"--encodings: {name} names the encoding already; name a picture instead"
-            )
+            raise UsageError(f"--encodings: {name} names the encoding already; name a picture")
         pictures, options["encodings"] = _pictures_of(name)
     for picture in pictures:
         known = _defaults(picture)
@@ -119,10 +116,7 @@ def _pictures_of(name: str) -> tuple[list[str], list[str]]:
         "bias": {"bias", "slopes"} & set(encoding.terms),
     }
     if not any(shown.values()):
-        raise UsageError(
-            f"{name}: has nothing to draw, because it depends on more than positions, such as q, k "
-            "or the layer's input"
-        )
+        raise UsageError(f"{name}: has nothing to draw, because it depends on more than positions")
     return [picture for picture, has in shown.items() if has], [name]
 
 

@@ -43,23 +43,19 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     lengths = args.lengths or loaded.default_lengths()
     text = tokens_for(loaded, args.data, lengths, args.tokens)
     facts = loaded.facts(text.description)
-    rows = []
+    rows = {}
     for value in values:
         with _changed(loaded, option, value) as changed:
-            rows.append(
-                measuring.perplexities(changed, args, text.ids, lengths, f"{option} {value:g}, ")
-            )
+            what = f"{option} {value:g}, "
+            rows[value] = measuring.perplexities(changed, args, text.ids, lengths, what)
     print_table(
         f"Perplexity per {loaded.unit} of {loaded.name} by {option} of its rotary embedding, "
         f"protocol whole, on {text.description}",
         option,
         lengths,
-        [
-            (f"{value:g}", [f"{cell:.2f}" for cell in row.values()])
-            for value, row in zip(values, rows, strict=True)
-        ],
+        [(f"{value:g}", [f"{x:.2f}" for x in row.values()]) for value, row in rows.items()],
     )
-    by_length = {length: [row[length] for row in rows] for length in lengths}
+    by_length = {length: [row[length] for row in rows.values()] for length in lengths}
     figures = {**facts, "protocol": "whole", option: values, "perplexity": by_length}
     name = {"fraction": "fraction of the pairs that turn (p)", "theta": "theta"}[option]
     return figures, partial(
@@ -84,9 +80,7 @@ def _changed(loaded: Model, option: str, value: float) -> Iterator[Model]:
         else:
             encoding = wavepe.encoding(spec) if isinstance(spec, str) else None
             if not isinstance(encoding, wavepe.encodings.RoPE):
-                raise UsageError(
-                    "--fraction needs a model with RoPE in all layers, but this one has the "
-                    f"position encoding {spec!r}"
-                )
+                needs = "a model with RoPE in all layers"
+                raise UsageError(f"--fraction needs {needs}, but this one has {spec!r}")
             model = load_model(loaded.path, str(dataclasses.replace(encoding, fraction=value)))
             yield dataclasses.replace(loaded, model=model.to(loaded.device.place))

@@ -1,7 +1,4 @@
-"""Argument checks shared by the public functions.
-
-Every error message says what was given and what is needed.
-"""
+"""Argument checks shared by the public functions."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ def flag(name: str, value: Any) -> bool:
 
 def positive(name: str, value: Any) -> float:
     """Return `value` as a finite float above 0."""
-    number = finite(name, value)
-    if number <= 0:
+    if (number := finite(name, value)) <= 0:
         raise ValueError(f"{name} must be above 0, got {number}")
     return number
 
@@ -84,10 +80,7 @@ def choice(
 
 
 def is_short(values: Any) -> bool:
-    """Tell whether a loop over `values` is short.
-
-    A range, or an array with a stride of 0, can be very long in little memory.
-    """
+    """Tell whether a loop over `values` is short; a range can be very long in little memory."""
     return not hasattr(values, "__len__") or len(values) < 2**20
 
 
@@ -102,10 +95,7 @@ def array_of(name: str, value: ArrayLike) -> np.ndarray:
 def real_array(
     name: str, value: ArrayLike, *, integers: bool = True, bfloat16: bool = False
 ) -> np.ndarray:
-    """Return `value` as an array of real numbers in its own dtype.
-
-    With `integers`, they are accepted, too, and with `bfloat16` that dtype of ml_dtypes.
-    """
+    """Return `value` as an array of real numbers in its own dtype, `bfloat16` that of ml_dtypes."""
     array = array_of(name, value)
     kinds = "fiu" if integers else "f"
     if array.dtype.kind not in kinds and not (bfloat16 and is_bfloat16(array.dtype)):

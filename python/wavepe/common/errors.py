@@ -10,9 +10,7 @@ import re
 
 from .runtime import command_for
 
-# The OpenMP runtime keeps all threads on one stack, and crashes with too many: 20,000 end the
-# process, 100,000 are a segmentation fault. No machine that we know gains from more than this.
-MOST_THREADS = 1024
+MOST_THREADS = 1024  # with 20,000, OpenMP ends the process; 100,000 are a segmentation fault
 # The messages of torch, NumPy and C++ for something too large; only MemoryError has its own type.
 _SIZE = re.compile(r"(?:allocate|asked for) ([\d.]*\d)\.? (\w+)")
 _TOO_LARGE = re.compile(

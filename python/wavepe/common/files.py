@@ -51,8 +51,7 @@ def part_of(target: Path) -> Path:
 def new_folder(target: Path) -> Iterator[Path]:
     """Give a temporary folder beside `target` to fill; at the end it is renamed to `target`.
 
-    The temporary folder is removed after an error, and after SIGTERM or SIGHUP. A folder that a
-    killed process left is emptied and used. OSError if another process is writing there.
+    It is removed after an error, SIGTERM or SIGHUP. OSError if another process is writing there.
     """
     new_parents = [parent for parent in target.parents if not parent.exists()]
     part = target.with_name(f".{target.name}.part")
@@ -169,9 +168,6 @@ def interrupt_on_signals() -> Iterator[None]:
     """
     main = threading.current_thread() is threading.main_thread()
     caught = [n for n in TERMINATION_SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
-    if not caught:
-        yield
-        return
     for number in caught:
         signal.signal(number, raise_interrupt)
     try:
@@ -179,7 +175,7 @@ def interrupt_on_signals() -> Iterator[None]:
     finally:
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
-        if _received:
+        if caught and _received:
             signal.raise_signal(_received.pop())
 
 

@@ -13,7 +13,7 @@ def suggestion(
 ) -> str:
     """Return ", did you mean NAME?" for the closest name, in any case; "" without a close one.
 
-    `others` maps names that other people use to one of `names`, or a spec that begins with one.
+    `others` maps other people's names to one of `names`, or to a spec that begins with one.
     """
     names, text = list(names), str(text)
     close = [name for name in names if name.lower() == text.lower()]

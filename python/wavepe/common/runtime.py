@@ -73,8 +73,7 @@ def use_variant(name: str) -> None:
 
     NumPy functions and torch operators switch together. The environment variable WAVEPE_VARIANT
     does the same at import. A call that runs in another thread finishes with the kernels that it
-    began with. A call of `wavepe.rope` or of a wavelet may mix both: each of its pieces finishes
-    with the kernels that the piece began with.
+    began with; of `wavepe.rope` or a wavelet, each piece does.
 
     Parameters
     ----------

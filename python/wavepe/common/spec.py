@@ -39,13 +39,7 @@ def split_spec(spec: str) -> list[tuple[str, str | None]]:
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
-    """Split a spec into its name and its options.
-
-    Raises
-    ------
-    ValueError
-        If the text does not have this form, or gives a key twice.
-    """
+    """Split a spec into its name and its options; ValueError for other texts."""
     name, colon, rest = spec.partition(":")
     if not is_word(name):
         raise ValueError(

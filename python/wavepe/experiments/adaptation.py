@@ -135,8 +135,7 @@ def adapt(
     lengths : sequence of int
         Lengths of the perplexities. The default is `length` and twice that.
     held_out : int
-        Tokens at the end of the text that are not trained on, and give the perplexities. The
-        default is 16384, or a quarter of the text.
+        Tokens at the end of the text for the perplexities. The default is 16384, or a quarter.
     recipe : {"auto", "plain", "transfer"}
         plain: train on the next token. transfer: each attention layer first learns the output of
         the stock layer. auto, the default: transfer, and keep RoPE's fast pairs beside an encoding
@@ -158,8 +157,7 @@ def adapt(
     device : {"cpu", "cuda", "auto"}
         Device of the model; auto is cuda if there is a GPU. The default is cpu.
     threads : int
-        Number of CPU threads. The default is that of torch, all cores. Give fewer if other programs
-        use them: threads that wait for a core make it much slower.
+        Number of CPU threads. The default is all cores; give fewer if other programs use them.
     progress : bool
         Show the progress on stderr.
 

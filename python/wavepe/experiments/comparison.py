@@ -132,11 +132,10 @@ class Work:
             checkpoint, str(row.evaluated), self.evaluated, self.settings, self.device, kept
         )
         for values in (result["perplexity"], *result.get("protocols", {}).values()):
-            for length, value in values.items():
+            for n, value in values.items():
                 if not math.isfinite(value):
-                    raise CommandError(
-                        f"{row.name}: the perplexity at {length} is {value}: try a smaller `lr`"
-                    )
+                    wrong = f"the perplexity at {n} is {value}: try a smaller `lr`"
+                    raise CommandError(f"{row.name}: {wrong}")
         return result
 
 
@@ -155,8 +154,7 @@ class Comparison:
     def _stored(self) -> tuple[dict[tuple[str, int], Result], set[str], set[str]]:
         """Return the results that the folder holds, and the variants and devices of all of them."""
         folder, variants, devices = self.folder, {wavepe.variant()}, {self.work.device.label}
-        stored = read_json(folder.results)
-        if stored is None:
+        if (stored := read_json(folder.results)) is None:
             return {}, variants, devices
         try:
             done = {(run["encoding"], run["seed"]): run for run in stored["runs"]}
@@ -260,27 +258,20 @@ def check_rows(settings: Settings) -> None:
 
 
 def plan_of(settings: Settings, name: str, seed: int, *, continued: bool = False) -> Plan:
-    """Return the plan of the training `name`.
-
-    A training that continues another one sees as many tokens in a step as the first one.
-    """
-    rate = settings.learning_rate
-    if not continued:
-        parts, steps = settings.keep + 1, settings.steps
-        kept = tuple(sorted({steps * part // parts for part in range(1, parts)} - {0, steps}))
-        size = (steps, settings.batch, settings.train_length)
-        return Plan(name, seed, *size, rate, kept_steps=kept)
-    batch = max(1, settings.batch * settings.train_length // settings.finetune)
-    return Plan(name, seed, settings.finetune_steps, batch, settings.finetune, rate)
+    """Return the plan of the training `name`; a continued one sees as many tokens in a step."""
+    rate, steps, length = settings.learning_rate, settings.steps, settings.train_length
+    if continued:
+        batch = max(1, settings.batch * length // settings.finetune)
+        return Plan(name, seed, settings.finetune_steps, batch, settings.finetune, rate)
+    parts = settings.keep + 1
+    kept = tuple(sorted({steps * part // parts for part in range(1, parts)} - {0, steps}))
+    return Plan(name, seed, steps, settings.batch, length, rate, kept_steps=kept)
 
 
 def batches(
     plan: Plan, settings: Settings, text: np.ndarray, before: int = 0
 ) -> Callable[[int], loop.Batch]:
-    """Return a function that gives the batch of a step, which depends on seed and step alone.
-
-    A text gives its batches after `before` others.
-    """
+    """Return a function that gives the batch of a step: of a text, after `before` others."""
     size = (plan.batch, plan.length)
 
     def batch(step: int) -> loop.Batch:

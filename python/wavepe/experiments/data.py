@@ -24,17 +24,14 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes for training and held-out bytes for evaluation, both uint8 of shape (n,).
-
-    `longest` decided the split, and `read_bytes` is the size of all files, also of those left out.
-    """
+    """Bytes for training and held-out bytes for evaluation, both uint8 of shape (n,)."""
 
     train: np.ndarray
     held_out: np.ndarray
     description: str
     sha256: str
-    longest: int
-    read_bytes: int
+    longest: int  # decided the split
+    read_bytes: int  # of all files, also of those left out
 
 
 def load_text(
@@ -62,9 +59,8 @@ def load_text(
     for part in (train, held_out):
         digest.update(len(part).to_bytes(8, "little") + part)
     description += f", {len(files)} file{'s' * (len(files) > 1)}, {size} bytes"
-    train_bytes, held_out_bytes = (np.frombuffer(part, np.uint8) for part in (train, held_out))
-    sha256 = digest.hexdigest()
-    return Text(train_bytes, held_out_bytes, description, sha256, longest, read_bytes)
+    first, last = (np.frombuffer(part, np.uint8) for part in (train, held_out))
+    return Text(first, last, description, digest.hexdigest(), longest, read_bytes)
 
 
 def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -> np.ndarray:

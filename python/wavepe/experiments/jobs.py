@@ -1,8 +1,7 @@
 """The trainings of a comparison, several at a time, each in a worker: a process of its own.
 
-The processes send pickles through a pipe: this one a model, the worker its progress, its results,
-and the exception that ends it. Workers are started with subprocess, because multiprocessing would
-run the script that calls `compare` once more in each of them.
+The processes send pickles through a pipe. Workers are started with subprocess, because
+multiprocessing would run the script that calls `compare` once more in each of them.
 
 Each worker has its own process group, so Ctrl-C reaches this process alone. Then this process
 closes the workers' stdin, which also ends when this process is killed. A worker that sees the end
@@ -96,8 +95,7 @@ class Worker:
             [sys.executable, "-c", _WORKER, str(theirs.fileno()), *sys.path],
             stdin=subprocess.PIPE, pass_fds=kept, start_new_session=True,
         )  # fmt: skip
-        assert self.process.stdin is not None
-        self.life = self.process.stdin
+        self.life: Any = self.process.stdin
         theirs.close()
         self.send(list(imports))  # before what may need them
         self.send(comparison.work)
@@ -121,10 +119,9 @@ class Worker:
         except (EOFError, ConnectionError):
             code = self.process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise CommandError(
-                f"{self.model.spec}: the process of this training ended with {how}; finished work "
-                "is kept: to continue, give the same command again"
-            ) from None
+            advice = "finished work is kept: to continue, give the same command again"
+            ended = f"{self.model.spec}: the process of this training ended with {how}"
+            raise CommandError(f"{ended}; {advice}") from None
         if kind == "error":
             raise values[0]
         self.is_done = kind == "done"

@@ -18,8 +18,8 @@ _WIDE = 76
 class Report:
     """Shows the progress of tasks, one after the other or several at a time (needs rich).
 
-    `sizes` holds the steps of each task; with `begin` they need not be known. `part` is the name of
-    the whole, if there are several. `lines` asks for lines where there is no bar.
+    `sizes` holds the steps of each task; with `begin` they need not be known. `lines` asks for
+    lines where there is no bar.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Report:
 
     def _left(self) -> str:
         """Return the time left, estimated from the steps of this session alone."""
-        done, left = sum(self._done) - self._skipped, "-:--:--"
-        if done > 0 and self._began is not None:
-            seconds = (time.monotonic() - self._began) / done * (sum(self._sizes) - sum(self._done))
-            left = str(datetime.timedelta(seconds=round(seconds)))
-        return f"{left} left"
+        done = sum(self._done) - self._skipped
+        if done <= 0 or self._began is None:
+            return "-:--:-- left"
+        seconds = (time.monotonic() - self._began) / done * (sum(self._sizes) - sum(self._done))
+        return f"{datetime.timedelta(seconds=round(seconds))} left"
 
     def _place(self, number: int) -> str:
         return f"[{self._part}{number + 1}/{len(self._sizes)}]"

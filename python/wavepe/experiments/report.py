@@ -83,23 +83,16 @@ def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, l
     keys = keys or ("perplexity",)
     best = max if keys[-1] == "accuracy" else min
     values = _values(runs, lengths, keys)
-    means = {  # rounded as they are printed
-        name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
-    }
-    bests = [best(column) for column in zip(*means.values(), strict=True)]
-    rows = []
-    for name, cells in values.items():
-        stars = ["*" * (mean == x) for mean, x in zip(means[name], bests, strict=True)]
-        texts = map(mean_and_spread, cells)
-        rows.append((name, [text + star for text, star in zip(texts, stars, strict=True)]))
-    return rows
+    columns = []
+    for column in zip(*values.values(), strict=True):
+        means = [round(statistics.fmean(cell), 2) for cell in column]  # as they are printed
+        stars = ["*" * (mean == best(means)) for mean in means]
+        columns.append([mean_and_spread(x) + star for x, star in zip(column, stars, strict=True)])
+    return list(zip(values, map(list, zip(*columns, strict=True)), strict=True))
 
 
 def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Return mean and spread over the seeds of each encoding, for results.json.
-
-    "std" is the standard deviation of the sample; None for one seed.
-    """
+    """Return mean and standard deviation (None for one seed) of each encoding, for results.json."""
     summary: dict[str, dict[str, Any]] = {}
     for key in ("perplexity", "accuracy"):
         measured = [run for run in runs if key in run]

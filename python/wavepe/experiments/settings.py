@@ -124,13 +124,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Settings:
-    """All values that decide the figures, except the text and the number of threads.
+    """All values that decide the figures, except the text and the number of threads."""
 
-    `encodings` are the names of the rows. `finetune` is the length of further training, or 0 for
-    none. `keep` is the number of checkpoints that are kept during a training.
-    """
-
-    encodings: tuple[str, ...]
+    encodings: tuple[str, ...]  # the names of the rows
     lengths: tuple[int, ...]
     train_length: int
     steps: int
@@ -145,9 +141,9 @@ class Settings:
     protocols: tuple[str, ...] = ("whole",)
     task: str = ""
     split: str = "test"
-    finetune: int = 0
+    finetune: int = 0  # the length of further training
     finetune_steps: int = 0
-    keep: int = 0
+    keep: int = 0  # checkpoints during a training
     bands: bool = False
 
     @property
@@ -235,11 +231,7 @@ def _settings_of(
     preset: Mapping[str, Any],
     factors: Sequence[int],
 ) -> Settings:
-    """Return the options as Settings.
-
-    An option that was not given takes its value from `preset`, else from the model size, else from
-    DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length.
-    """
+    """Return the options as Settings; others are of `preset`, the model size, or DEFAULTS."""
     size = _chosen("model", MODELS, {**DEFAULTS, **preset, **options}["model"])
     chosen = {**DEFAULTS, **size, **preset, **options}
     count: dict[str, Any] = {x: integer(x, chosen[x], least) for x, least in _LEAST.items()}

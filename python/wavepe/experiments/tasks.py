@@ -27,18 +27,14 @@ _VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)
 
 
 class Examples(NamedTuple):
-    """Sequences, and for each token the number of the question that it answers; 0 for others."""
-
     tokens: np.ndarray  # int64 (count, length)
-    questions: np.ndarray  # int64 (count, length)
+    questions: np.ndarray  # the number of the question that each token answers; 0 for others
 
 
 class _Drawn(NamedTuple):
-    """Statements, which may need to keep their order, and (question, answer) pairs."""
-
     statements: list[bytes]
-    questions: list[tuple[bytes, bytes]]
-    any_order: bool
+    questions: list[tuple[bytes, bytes]]  # each with its answer
+    any_order: bool  # of the statements
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,7 @@ def text_of(data: str, most: int) -> str:
 
 def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
     """Return the text with its held-out part; None if `data` is not a training text."""
-    settings = model.comparison
-    if settings is None:
+    if (settings := model.comparison) is None:
         longest = longest if model.tokenizer is None else 1
         return load_text(None, longest, 1) if data is None else None
     if data is not None and not _may_be_text_of(settings, Path(data)):
@@ -117,10 +116,7 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
 
 
 def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
-    """Return whether `data` may be the training text, so that reading all of it makes sense.
-
-    A pipe can be read only once, and a far larger text cannot be it.
-    """
+    """Return whether `data` may be the training text: no pipe, and not far larger."""
     files, text = _files(data), settings.get("text", {})
     most = 2 * (text.get("read_bytes") or text.get("train_bytes", math.inf))
     return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) <= most
@@ -131,10 +127,7 @@ def _files(data: Path) -> list[Path]:
 
 
 def _pieces(data: Path) -> Iterator[bytes]:
-    """Yield the text of a file, or of the text files in a folder, in pieces of whole lines.
-
-    A line that is longer than a piece is cut, but not inside a character.
-    """
+    """Yield the text of a file, or of the text files in a folder, in pieces of lines."""
     for file in _files(data):
         try:
             with file.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:

@@ -53,12 +53,12 @@ class Adapted:
     why : str
         The choices of the recipe, and the reasons.
     perplexity : dict of str to dict of int to float
-        The perplexity of the held-out tokens by length. The keys are "stock" (the stock model),
-        "swapped" (before training), "adapted" and "control".
+        Of the held-out tokens, by length, for "stock", "swapped" (before training), "adapted" and
+        "control".
     settings : dict
         The arguments of `adapt`.
     seconds : float
-        The duration of the training in seconds, without evaluations.
+        The duration of the training, without evaluations.
     tokens : int
         The tokens of all steps of the training.
     passes : float
@@ -288,10 +288,9 @@ def token_ids(data: Any, tokenizer: Any) -> Tensor:
 
 def _split(ids: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
     """Return the last `count` tokens (count,), and rows of `length` tokens to train on."""
+    needs = f"{count} to measure and {length} to train on"
     if len(ids) < count + length:
-        raise ValueError(
-            f"data has {len(ids)} tokens; needs {count} to measure and {length} to train on"
-        )
+        raise ValueError(f"data has {len(ids)} tokens; needs {needs}")
     ids, held_out = ids[:-count], ids[-count:]
     return held_out, ids[: len(ids) // length * length].view(-1, length)
 

@@ -6,13 +6,10 @@ A comparison's folder:
     checkpoints/NAME/                a trained model in Hugging Face format, and training.json
     checkpoints/NAME-stepN/          a checkpoint during training, without training.json
     training/NAME.pt                 the state of a training that is not finished
-    perplexity.png, report.md, ...   written at the end
 
 An adaptation's folder:
     results.json                     the settings, and the figures so far
     checkpoints/NAME/checkpoint-N/   until the new model is written beside them
-
-Each file and folder is written under another name first, and then renamed. So it is never partial.
 """
 
 from __future__ import annotations
@@ -189,7 +186,6 @@ class ComparisonFolder:
         return self.path / "checkpoints" / name
 
     def training(self, name: str) -> Path:
-        """Return the file for the training state of `name`."""
         return self.path / "training" / f"{name}.pt"
 
     def trained(self, spec: str, seed: int) -> tuple[Path, dict[str, Any]] | None:
@@ -243,10 +239,9 @@ def _has_grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def model_name(spec: str, seed: int) -> str:
-    """Return the folder name of the model trained as `spec` with `seed`.
+    """Return the folder name of the model trained as `spec` with `seed`, unique for each spec.
 
-    It is unique for each spec, and short enough for file systems. It consists of readable parts of
-    the spec, joined by "-". If they are not enough to tell specs apart, a hash follows.
+    A hash follows if the readable parts of the spec do not tell specs apart, or are cut.
     """
     name = re.sub("[^A-Za-z0-9._]+", "-", spec)[:_LONGEST]
     if len(spec) > _LONGEST or not re.fullmatch("[a-z0-9._]+([:=,][a-z0-9._]+)*", spec):

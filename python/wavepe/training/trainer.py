@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,12 @@ class Run:
     @classmethod
     @contextmanager
     def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
-        """Yield the run; OSError if another run works in the folder."""
-        if folder is None:
-            with tempfile.TemporaryDirectory() as temporary:
-                yield cls(Path(temporary), settings, is_kept=False)
-            return
-        with locked(Path(folder)) if _is_first_process() else nullcontext():
-            yield cls(Path(folder), settings, is_kept=True)
+        """Yield the run, in a temporary folder for None; OSError if another run works there."""
+        with ExitStack() as stack:
+            path = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+            if folder is not None and _is_first_process():
+                stack.enter_context(locked(path))
+            yield cls(path, settings, is_kept=folder is not None)
 
     @property
     def finished(self) -> bool:
@@ -237,10 +236,7 @@ class Run:
         self.discard_checkpoints()
 
     def discard_checkpoints(self) -> None:
-        """Remove the checkpoints; first they get a hidden name, so that no run finds half of them.
-
-        Another process may have been killed while it did so.
-        """
+        """Remove the checkpoints, under a hidden name, so that no run finds half of them."""
         if self.writes:
             hidden = self.folder / f".{CHECKPOINTS}"
             shutil.rmtree(hidden, ignore_errors=True)
@@ -266,7 +262,7 @@ def _restored(model: Any) -> Iterator[None]:
 def model_digest(model: Any) -> str:
     """Return the SHA-256 of weights and rotation, by which a folder knows the model it began with.
 
-    All bytes count, because a sample would miss a row that was trained. A GB takes a second.
+    A sample of the bytes would miss a row that was trained. A GB takes a second.
     """
     config = model.config.to_dict().items()
     rotation = {key: value for key, value in config if "rope" in key or "rotary" in key}
