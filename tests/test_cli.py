@@ -13,7 +13,7 @@ import wavepe
 from cases import HAS_TORCH
 from processes import forked, output, python
 from wavepe.cli import _EXAMPLES, _parser, main
-from wavepe.common.errors import CommandError, UsageError, out_of_memory, thread_count
+from wavepe.common.errors import CommandError, out_of_memory
 from wavepe.experiments.environment import cpu_name, version_of
 
 ROOT = Path(__file__).parent.parent
@@ -262,12 +262,6 @@ def test_out_of_memory_is_recognised(module):
         assert out_of_memory(caught.value).startswith(words)
     assert out_of_memory(MemoryError()) == "out of memory"
     assert out_of_memory(RuntimeError("shapes differ")) is None
-
-
-@pytest.mark.parametrize("value", [-1, 0, 1025, 20000, 99999999999])
-def test_a_number_of_threads_that_would_crash(value):
-    with pytest.raises(UsageError, match=f"^`threads` {value}: needs 1 to 1024"):
-        thread_count(value)
 
 
 # ------------------------------------------------------------------ bench

@@ -203,7 +203,6 @@ def out(tmp_path):
     ("wrong", "words"),
     [
         (["--encodings", "rotary"], "'rotary'"),
-        (["--encodings", "rope:base=3"], "'base'"),
         (["--encodings", "none", "rope", "none"], "none: given twice"),
         (["--encodings", "wavelet:scales=3", "wavelet:scales=3,min_scale=1"], "given twice"),
         (["--encodings", "wavelet:scales=5"], "5"),
@@ -218,7 +217,6 @@ def out(tmp_path):
         (["--steps", "1.5"], "--steps: invalid whole_number value: '1.5'"),
         (["--encodings", "rope,", "none"], "; several specs are separated by blanks"),
         (["--head-dim", "7"], "--head-dim 7: needs an even number"),
-        (["--train-length", "1"], "--train-length 1"),
         (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
         (["--save-every", "0"], "--save-every 0"),
         (["--lr", "0"], "--lr 0: needs a positive number"),

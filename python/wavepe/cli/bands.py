@@ -41,32 +41,31 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     with loaded.running():
         bands = measured_band(loaded.model, text.ids, of=args.of)
     rows = _predictions(loaded, bands, train_length)
-    print_table(
-        f"Bands of {loaded.name}: the pair of each {args.of} that is largest, on "
-        f"{text.description}",
-        "layer",
-        [f"head {number}" for number in range(bands["band"].shape[1])],
-        [(str(i), [str(j) if j >= 0 else "-" for j in row]) for i, row in enumerate(bands["band"])],
-    )
+    title = f"Bands of {loaded.name}: the pair of each {args.of} that is largest"
+    heads = [f"head {number}" for number in range(bands["band"].shape[1])]
+    cells = [[str(j) if j >= 0 else "-" for j in row] for row in bands["band"]]
+    layers = list(zip(map(str, range(len(cells))), cells, strict=True))
+    print_table(f"{title}, on {text.description}", "layer", heads, layers)
     keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
-    cells = [[*(row[key] for key in keys), 1.1 * row["predicted"]] for row in rows]
+    kinds = [
+        (row["layers"], [_text(x) for x in (*(row[key] for key in keys), 1.1 * row["predicted"])])
+        for row in rows
+    ]
     print_table(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
         f"prediction j* = (d/2) log_theta(L/3.657) for {trained}",
-        "layers",
-        ("theta", "i_band", "i_band/(d/2)", "j*", "1.1 j*"),
-        [(row["layers"], list(map(_text, x))) for row, x in zip(rows, cells, strict=True)],
-    )
+        "layers", ("theta", "i_band", "i_band/(d/2)", "j*", "1.1 j*"), kinds,
+    )  # fmt: skip
     figures = {
         **loaded.facts(text.description), "of": args.of, "length": len(text.ids),
         "train_length": train_length, "band": bands["band"], "mean": bands["mean"],
         "predictions": rows,
     }  # fmt: skip
-    predicted = rows[0]["predicted"]
+    predicted = rows[0]["predicted"] if len(rows) == 1 else math.nan
     return figures, partial(
         plots.band_heatmap, bands["heatmap"], measured=bands["mean"],
-        predicted=predicted if len(rows) == 1 and math.isfinite(predicted) else None,
+        predicted=predicted if math.isfinite(predicted) else None,
         title=f"{loaded.name}: norms of the pairs of {args.of}s",
     )  # fmt: skip
 

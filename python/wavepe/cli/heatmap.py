@@ -66,10 +66,9 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
     print_table(
         f"Attention windows of {loaded.name}: how many tokens a head looks back (mean weight at "
         f"least {args.threshold:g}), on {text.description}",
-        "layer",
-        [f"head {head}" for head in heads],
+        "layer", [f"head {head}" for head in heads],
         [(str(layer), [str(windows[layer, head]) for head in heads]) for layer in layers],
-    )
+    )  # fmt: skip
     if len(layers) * len(heads) > 1:
         print(f"{shown}: {window}\n")
     return {

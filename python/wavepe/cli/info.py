@@ -50,17 +50,14 @@ def _collect() -> dict[str, Any]:
     versions = {name: version_of(name) for name in _OPTIONAL}
     missing = {k: command_for(extra) for k, extra in _OPTIONAL.items() if versions[k] is None}
     facts: dict[str, Any] = {
-        "wavepe": wavepe.__version__,
-        "installed in": str(Path(wavepe.__file__).parent),
-        "Python": platform.python_version(),
-        "NumPy": numpy.__version__,
-        "variants here": list(wavepe.variants()),
-        "variant in use": wavepe.variant(),
+        "wavepe": wavepe.__version__, "installed in": str(Path(wavepe.__file__).parent),
+        "Python": platform.python_version(), "NumPy": numpy.__version__,
+        "variants here": list(wavepe.variants()), "variant in use": wavepe.variant(),
         **{f"built: {k}": value for k, value in wavepe.build_info().items() if k != "version"},
         "machine": cpu_name(),
         **{name: version for name, version in versions.items() if version is not None},
         "missing": missing,
-    }
+    }  # fmt: skip
     if versions["torch"]:
         facts["CUDA"] = _cuda()
         try:

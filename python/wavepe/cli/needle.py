@@ -19,8 +19,7 @@ _FORMS = {
     "sentence": "a sentence with a secret number, in prose",
     "statement": "$n=7kq3; in prose, as in compare --task needle",
 }
-# The most bytes of --data that are read; no context holds so many.
-_HAYSTACK = 1 << 24
+_HAYSTACK = 1 << 24  # bytes of --data, at most; no context holds so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,13 +68,10 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     print_table(
         f"{title} ({form}: {_FORMS[form]}; greedy decoding, exact match, {args.trials} trials "
         f"each, in {around}), by depth and length in {loaded.unit}s",
-        "depth",
-        lengths,
-        [
-            (f"{depth:g}", [f"{rate:.0%}" for rate in column])
-            for depth, column in zip(args.depths, grid.T, strict=True)
-        ],
-    )
+        "depth", lengths,
+        [(f"{depth:g}", [f"{rate:.0%}" for rate in column])
+         for depth, column in zip(args.depths, grid.T, strict=True)],
+    )  # fmt: skip
     if not (grid.any() or args.quiet):
         print("A model that never learned to find facts finds none, whatever its encoding.\n")
     where = {"lengths": lengths, "depths": args.depths}

@@ -51,10 +51,9 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     print_table(
         f"Perplexity per {loaded.unit} of {loaded.name} by {option} of its rotary embedding, "
         f"protocol whole, on {text.description}",
-        option,
-        lengths,
+        option, lengths,
         [(f"{value:g}", [f"{x:.2f}" for x in row.values()]) for value, row in rows.items()],
-    )
+    )  # fmt: skip
     by_length = {length: [row[length] for row in rows.values()] for length in lengths}
     figures = {**facts, "protocol": "whole", option: values, "perplexity": by_length}
     name = {"fraction": "fraction of the pairs that turn (p)", "theta": "theta"}[option]

@@ -1,7 +1,4 @@
-"""Write files and folders under a temporary name, and rename them when they are complete.
-
-So a file or folder under its final name is always complete, even if the process was killed.
-"""
+"""Write files and folders under a temporary name, and rename them when they are complete."""
 
 from __future__ import annotations
 

@@ -206,25 +206,17 @@ class Comparison:
             "held_out_bytes": len(text.held_out), "longest": text.longest,
             "read_bytes": text.read_bytes, "evaluated_bytes": len(self.work.evaluated),
         }  # fmt: skip
-        return {
-            "train_length": settings.train_length,
-            "runs": runs,
-            "summary": summary_of(runs, settings.lengths),
-            "environment": {
-                **environment(),
-                "run": self.folder.run,
-                "variants": sorted(self.variants),
-                **self.work.device.facts,
-                "devices": sorted(self.devices),
-                "threads": self.work.threads,
-                "date": datetime.date.today().isoformat(),
-                "protocol": settings.protocols[0],
-                "data": data,
-                "settings": asdict(settings),
-                "models": {f"checkpoints/{p.name}": x for p, x in filter(None, checkpoints)},
-                "complete": all(key in self.done for key in wanted),
-            },
-        }
+        about = {
+            **environment(), "run": self.folder.run, "variants": sorted(self.variants),
+            **self.work.device.facts, "devices": sorted(self.devices),
+            "threads": self.work.threads, "date": datetime.date.today().isoformat(),
+            "protocol": settings.protocols[0], "data": data, "settings": asdict(settings),
+            "models": {f"checkpoints/{p.name}": x for p, x in filter(None, checkpoints)},
+            "complete": all(key in self.done for key in wanted),
+        }  # fmt: skip
+        summary = summary_of(runs, settings.lengths)
+        results = {"train_length": settings.train_length, "runs": runs, "summary": summary}
+        return results | {"environment": about}
 
 
 def new_model(spec: str, seed: int, settings: Settings, base: Path | None = None) -> Any:

@@ -18,7 +18,7 @@ from ..training.folder import results_of_adapt, settings_of_comparison
 
 SPLITS = ("test", "validation")
 HELD_OUT_SHARE = 0.05  # of the text, in each split
-# Folders of the standard library with other packages, or with tests, which are mostly tables.
+# Other packages, and tests, which are mostly tables
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -64,11 +64,7 @@ def load_text(
 
 
 def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -> np.ndarray:
-    """Return the batch of the training step `step`, int64 (batch, length + 1).
-
-    It depends on the arguments alone. So all encodings get the same batches, and a resumed training
-    needs no generator state.
-    """
+    """Return the batch of a training step, int64 (batch, length + 1), alike for all encodings."""
     generator = np.random.default_rng([seed, step])
     starts = generator.integers(0, len(train) - length, size=(batch, 1))
     return train[starts + np.arange(length + 1)].astype(np.int64)
@@ -77,9 +73,8 @@ def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -
 def evaluation_bytes(held_out: np.ndarray, lengths: Sequence[int], budget: int) -> np.ndarray:
     """Return about `budget` held-out bytes that can be cut into whole pieces of every length.
 
-    They are blocks of the least common multiple of the lengths, evenly spread over the held-out
-    text. So every length scores the same bytes, except those that begin a piece. If the multiple
-    is too large, they are the beginning of the text, and each length drops another remainder.
+    They are blocks of the least common multiple of the lengths, evenly spread over the text, so
+    that every length scores the same bytes. If the multiple is too large, they begin the text.
     """
     block = math.lcm(*lengths)
     if block > min(len(held_out), max(budget, max(lengths))):
@@ -93,8 +88,7 @@ def evaluation_bytes(held_out: np.ndarray, lengths: Sequence[int], budget: int) 
 def walk(root: Path) -> list[tuple[str, Path]]:
     """Return (name below root, path) of every regular file, sorted by name.
 
-    Hidden files are skipped. So are folders of comparisons and adaptations, which may lie in the
-    data: they grow, and would change the text.
+    Hidden files are skipped. So are folders of comparisons and adaptations: they grow.
     """
     files = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):

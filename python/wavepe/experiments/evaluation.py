@@ -18,12 +18,9 @@ from .model import load_model
 from .settings import Protocol, Settings
 from .tasks import TASKS
 
-# The smallest number of examples of a task at each length, and the tokens of one pass.
-_EXAMPLES, _TOKENS = 128, 1 << 13
-# Number of pieces, each of the trained length, for measuring a band.
-_PIECES = 8
-# Seeds of evaluation begin with this; seeds of training begin with the model's seed.
-_EVALUATION = 1 << 40
+_EXAMPLES, _TOKENS = 128, 1 << 13  # of a task at each length, at least; of one pass
+_PIECES = 8  # of the trained length, that measure a band
+_EVALUATION = 1 << 40  # begins the seeds of evaluation; a model's seed begins those of training
 
 
 def evaluate(

@@ -22,10 +22,6 @@ from .settings import Settings, comparisons, hints
 if TYPE_CHECKING:
     from ..encodings import Encoding
 
-# How often training states are saved: a killed training loses little, and saving takes little time.
-_SAVES_PER_TRAINING = 20
-_MOST_STEPS_BETWEEN_SAVES = 200
-
 # Measured on models of this size: a second thread is a quarter faster on an idle machine. But if
 # another process uses one of two cores, it is 2 to 20 times slower, because threads spin.
 _THREADS = 1
@@ -269,8 +265,8 @@ def _run(
         for name, manifest in manifests.items():
             stack.enter_context(folders[name].opened({**manifest, "threads": threads}))
         for name, part in parts.items():
-            often = min(part.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
-            often = save_every or max(1, often)
+            # a killed training loses little, and saving takes little time
+            often = save_every or max(1, min(part.steps // 20, 200))
             comparison = Comparison(Work(part, text, folders[name], threads, often, place))
             with Report(comparison.steps, quiet=not progress, part=name) as report:
                 for hint in hints(part):

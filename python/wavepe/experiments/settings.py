@@ -255,15 +255,10 @@ def _settings_of(
     lengths = chosen["lengths"] or [length * factor for factor in factors]
     settings = Settings(
         encodings=tuple(once("encodings", [Row.parse(str(row)).name for row in rows])),
-        lengths=tuple(integers("lengths", lengths, 2)),
-        learning_rate=rate,
-        imports=imports,
-        protocols=tuple(once("protocols", list(map(str, protocols)))),
-        task=chosen["task"],
-        split=chosen["split"],
-        bands=bool(chosen["bands"]),
-        **count,
-    )
+        lengths=tuple(integers("lengths", lengths, 2)), learning_rate=rate, imports=imports,
+        protocols=tuple(once("protocols", list(map(str, protocols)))), task=chosen["task"],
+        split=chosen["split"], bands=bool(chosen["bands"]), **count,
+    )  # fmt: skip
     if settings.task:
         _check_task(settings)
     if settings.bands:

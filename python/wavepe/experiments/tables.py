@@ -1,8 +1,4 @@
-"""Tables of figures and texts, for the terminal (tables need rich) and as Markdown.
-
-A row is a label and its cells, which are texts. The best cell of a column ends in a star. If stdout
-is not a terminal, nothing is cut or wrapped.
-"""
+"""Tables for the terminal (need rich) and as Markdown; the best cell of a column ends in a star."""
 
 from __future__ import annotations
 
@@ -17,10 +13,8 @@ Row = tuple[str, Sequence[str]]
 
 GAP = 2  # blanks between two columns of a table
 _WIDEST = 1000  # the variable COLUMNS may hold anything
-# Labels may be folded to this many characters, if more columns then fit side by side.
-_LEAST_LABEL = 18
-# With wider labels, numbers would be far from short names.
-_MOST_LABEL = 60
+_LEAST_LABEL = 18  # to which labels may be folded, so that more columns fit
+_MOST_LABEL = 60  # with wider ones, numbers would be far from short names
 
 
 def columns() -> int | None:

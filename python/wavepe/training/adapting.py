@@ -262,9 +262,6 @@ def _swapped(model: Any, encoding: Encoding) -> Any:
     return swapped.to(model.device)
 
 
-# ---- data ---------------------------------------------------------------------------------------
-
-
 def token_ids(data: Any, tokenizer: Any) -> Tensor:
     """Return all token ids, int64 of shape (n,). A text ends with the end-of-text token."""
     if isinstance(data, Tensor):

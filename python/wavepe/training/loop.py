@@ -23,10 +23,8 @@ from .device import CPU, Device
 from .plan import Plan
 
 CLIP = 1.0
-# Weight of the text between the statements in the loss of a task.
-TEXT_WEIGHT = 1.0
-# Weight of the newest step in the running mean of the loss.
-LOSS_MEMORY = 0.02
+TEXT_WEIGHT = 1.0  # of the text between the statements, in the loss of a task
+LOSS_MEMORY = 0.02  # the weight of the newest step in the running mean
 
 Tell = Callable[..., None]  # tell(event, *values): "doing", "note", "skip", "step" or "result"
 

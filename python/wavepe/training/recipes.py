@@ -1,7 +1,7 @@
 """Which encoding a swapped model gets, and how it learns from the stock model.
 
-Transfer steps train each attention layer to reproduce the stock layer's output from the stock
-layer's input. The remaining steps train on next-token prediction.
+In transfer steps, each attention layer learns the stock layer's output from the stock layer's
+input.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from ..hf.rope_config import Slot
 from ..hf.rotary import with_base
 
 RECIPES = ("auto", "plain", "transfer")
-# Transfer steps: a third of all, but no more than 30, which is as good as more of them.
-SHARE, MOST = 1 / 3, 30
-# Keep the rotary pairs that complete at least this many turns within the training length. Slower
-# pairs are the ones that fail on longer text.
-TURNS = 6
+SHARE, MOST = 1 / 3, 30  # of transfer steps; more than 30 gain nothing
+TURNS = 6  # within the training length, of a pair to keep: slower ones fail on longer text
 
 
 class Recipe(NamedTuple):
@@ -104,9 +101,6 @@ def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, st
     # rounded down, it would lose a pair
     rope = dataclasses.replace(rope, fraction=math.ceil(1e6 * turning / len(frequencies)) / 1e6)
     return rope, f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
-
-
-# ---- transfer -----------------------------------------------------------------------------------
 
 
 class Teacher:

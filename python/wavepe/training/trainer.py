@@ -36,7 +36,7 @@ from .folder import (
     refuse_changes,
     results_of_adapt,
     write_json,
-)
+)  # fmt: skip
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
@@ -220,11 +220,10 @@ class Run:
         """Write the model, and remove the checkpoints."""
         if not self.is_kept:
             return
-        # FSDP2 shards parameters: all processes must gather them
-        weights = {
-            name: x.full_tensor() if hasattr(x, "full_tensor") else x
-            for name, x in model.state_dict().items()
-        }
+        weights = model.state_dict()
+        for name, x in weights.items():
+            if hasattr(x, "full_tensor"):  # FSDP2 shards: all processes must gather them
+                weights[name] = x.full_tensor()
         if not _is_first_process():
             return
         with writing(self.folder), without_bars():
