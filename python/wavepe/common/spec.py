@@ -3,10 +3,8 @@
 A ``+`` before a letter joins parts: ``rope+alibi``. A part may name its layers: ``rope@::2``.
 
 A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these. The
-items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``).
-Reading is strict: blanks, empty values, repeated keys and other spellings of truth values are
-errors. `read_spec` reads back exactly what `write_spec` wrote. So exponents are written without
-``+``, which would read as a list.
+items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``). So
+exponents are written without ``+``. Blanks, empty values and repeated keys are errors.
 """
 
 from __future__ import annotations

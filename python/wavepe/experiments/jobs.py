@@ -1,11 +1,8 @@
 """The trainings of a comparison, several at a time, each in a worker: a process of its own.
 
-The processes send pickles through a pipe. Workers are started with subprocess, because
-multiprocessing would run the script that calls `compare` once more in each of them.
-
-Each worker has its own process group, so Ctrl-C reaches this process alone. Then this process
-closes the workers' stdin, which also ends when this process is killed. A worker that sees the end
-saves its state after the step, and stops. It holds the lock of the folder as long as it lives.
+Workers are started with subprocess, because multiprocessing would run the script that calls
+`compare` once more in each of them. Ctrl-C reaches this process alone, which closes their stdin. A
+worker whose stdin ends saves its state after the step, and stops. Until then it locks the folder.
 """
 
 from __future__ import annotations

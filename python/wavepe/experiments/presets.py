@@ -24,8 +24,7 @@ DEFAULTS: dict[str, Any] = {
 DEFAULT_FACTORS = (1, 2, 4, 8)
 FACTORS_TO_16 = (1, 2, 4, 8, 16)
 
-# Short runs chose learning rate and batch of "tiny"; those of the others are common for their
-# size. The parameter counts exclude the embedding. Head sizes are multiples of 6, because a trained
+# The parameter counts exclude the embedding. Head sizes are multiples of 6, because a trained
 # length of 128 allows six scales.
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "heads": 4, "head_dim": 24, "batch": 8, "lr": 3e-3},  # 0.2 M

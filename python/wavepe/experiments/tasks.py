@@ -8,8 +8,7 @@ at random places. It ends with questions: statements whose right side the model 
     tracking    two chains of three variables, ``$a=7q;`` ``$b=$a;`` ``$c=$b;``, and a question for
                 the last variable of each
 
-The number of statements is the same at every length. So a longer sequence differs in the distances
-alone.
+Their number is the same at every length, so that a longer sequence differs in distances alone.
 """
 
 from __future__ import annotations

@@ -182,10 +182,7 @@ def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> None:
 
 @contextmanager
 def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
-    """Yield a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP.
-
-    The signal does nothing else. A second one acts at once.
-    """
+    """Yield a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP."""
     noted: list[Callable[[], Any]] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted
