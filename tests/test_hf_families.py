@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from encoding_cases import ASKED, LEARNED
-from hf_families import FAMILIES, LAYERS, VOCABULARY, Reference, build, by_turns, stirred
+from hf_families import FAMILIES, LAYERS, UNROTATED, VOCABULARY, Reference, build, by_turns, stirred
 from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf import attention, families, masks
@@ -391,22 +391,12 @@ def test_the_layers_of_a_stock_model_rotate_as_the_record_says(family, options, 
     assert [bool(ones) for ones in calls] == [slot is not None for slot in families.slots(base)]
 
 
-def test_a_record_that_does_not_say_which_layers_rotate(monkeypatch):
-    for family, record in (
-        ("smollm3", families.Family("smollm3")),
-        ("llama", families.Family("llama", rotates=lambda layer: True)),
-    ):
-        monkeypatch.setitem(families._BY_TYPE, family, record)
-        with pytest.raises(TypeError, match="and rotate as the family does"):
-            wavepe.hf.patch(build(family), "alibi")
-
-
-def test_supported_families():
-    found = wavepe.hf.supported_families()
-    # Inkling rotates nothing, and has tests of its own: test_hf_inkling.py.
-    assert {kind.model_type for kind in FAMILIES.values()} == set(found) - {"inkling_text"}
-    assert found["mistral"] == "the sliding window"
-    found.clear()
+def test_each_supported_family_has_a_row_here():
+    """So none passes unchecked: the test above asks each row which of its layers rotate."""
+    supported = wavepe.hf.supported_families()
+    assert {kind.model_type for kind in (FAMILIES | UNROTATED).values()} == set(supported)
+    assert supported["mistral"] == "the sliding window"
+    supported.clear()
     assert wavepe.hf.supported_families()
 
 

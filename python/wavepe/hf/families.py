@@ -6,8 +6,6 @@ A record leaves windows, softcaps and sinks out: transformers passes them to the
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
-from .pairs import APPLY, Layout
+from .pairs import Layout
 from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
@@ -193,41 +191,24 @@ def decoder(model: nn.Module) -> Any:
         raise TypeError(f"got a {name}, whose family is not supported: {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
-    family = of(config)
     try:
         layers = attentions(base)
     except AttributeError:
         layers = []
-    has_module = hasattr(base, "rotary_emb") or not family.is_rotary
-    if not layers or not has_module or not all(_is_built_like(family, layer) for layer in layers):
+    has_module = hasattr(base, "rotary_emb") or not of(config).is_rotary
+    if not layers or not has_module or not all(map(_calls_interface, layers)):
         raise TypeError(
             f"this {name} is not built like its family: its attention layers must call "
-            "transformers' attention interface and rotate as the family does, and its rotary_emb "
-            "must compute the angles; " + supported
+            "transformers' attention interface, and its rotary_emb must compute the angles; "
+            + supported
         )
     return base
 
 
-def _is_built_like(family: Family, layer: nn.Module) -> bool:
-    """Return whether a layer calls the attention interface, and rotates as its family does."""
-    names, rotates_always = _code_of_forward(inspect.unwrap(type(layer).forward))
-    as_family = rotates_always in (None, family.rotates is None)
-    return "ALL_ATTENTION_FUNCTIONS" in names and as_family
-
-
-@functools.cache
-def _code_of_forward(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool | None]:
-    """Return the names in the code of a forward, and whether it rotates without a condition; None
-    if it does not rotate, or does so elsewhere."""
-    code = getattr(forward, "__code__", None)
-    if code is None:
-        return (), None
-    steps = list(dis.get_instructions(code))
-    place = next((step.offset for step in steps if step.argval == APPLY), None)
-    jumps = (step for step in steps if step.opcode in (*dis.hasjrel, *dis.hasjabs))
-    if place is None:
-        return code.co_names, None
-    return code.co_names, not any(jump.offset < place < jump.argval for jump in jumps)
+def _calls_interface(layer: nn.Module) -> bool:
+    """Return whether a layer's forward names the table of transformers' attention interface."""
+    code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def is_stock(config: Any) -> bool:
