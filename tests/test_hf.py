@@ -1,7 +1,5 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
-import json
-
 import pytest
 from cases import every_second, forget_registrations
 
@@ -241,25 +239,6 @@ def test_binary_ends_where_the_bits_do():
     assert close(logits(model, row)[0], reference(model, row[0], "binary")[0])
     with pytest.raises(ValueError, match="at least 0"):
         logits(model, row[:, :2], position_ids=torch.tensor([[-1, 0]]))
-
-
-@pytest.mark.slow
-def test_compare(tmp_path):
-    for part in ("rich", "matplotlib"):
-        pytest.importorskip(part)
-    from wavepe.cli import main
-
-    def compare(lengths, out):
-        sizes = "--train-length 16 --steps 2 --batch 2 --layers 1 --heads 1 --head-dim 6"
-        specs = ["--encodings", "binary", "integer", "normalised"]
-        rest = ["--eval-bytes", "128", "--threads", "1", "--out", str(tmp_path / out)]
-        return main(["compare", *specs, *sizes.split(), "--lengths", *lengths, *rest])
-
-    assert compare(["16", "32"], "done") == 0
-    results = json.loads((tmp_path / "done" / "results.json").read_text())
-    assert [run["encoding"] for run in results["runs"]] == ["binary", "integer", "normalised"]
-    assert compare(["16", "128"], "too_long") == 2  # told before anything is trained
-    assert not (tmp_path / "too_long").exists()
 
 
 # --------------------------------------------------------------- constant tables

@@ -165,13 +165,7 @@ def need_module(model: Any) -> None:
 
 
 def decoder(model: nn.Module) -> Any:
-    """Return the base model of `model`.
-
-    Raises
-    ------
-    TypeError
-        `model` is of no family that can be patched, or not built like its family.
-    """
+    """Return the base model of `model`; TypeError unless it is of a family and built like it."""
     need_module(model)
     if not isinstance(model, PreTrainedModel):
         modules = model.named_modules()
@@ -326,16 +320,6 @@ def recomputes_keys_after(config: Any) -> int:
     Phi-3 does so, because its frequencies change at that length.
     """
     return config.original_max_position_embeddings if of(config).recomputes_keys else 0
-
-
-def is_cache(value: Any) -> bool:
-    """Return whether this is a cache that attention layers update; a paged one is not."""
-    return hasattr(value, "get_seq_length")  # some models have their own cache class
-
-
-def cache_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the cache among the keyword arguments of a call, or None."""
-    return next(filter(is_cache, map(kwargs.get, CACHE_NAMES)), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from ..positions import Learned, named_as_in
 from . import families
 from .absolute import AddAbsolute
-from .cache_guard import EncodingGuard
+from .cache_guard import CacheGuard
 from .config import EncodedConfig, note_live, patched_config, return_changes
 from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
@@ -177,7 +177,7 @@ def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None
     hooks = [
         attention.register_forward_pre_hook(before_attention, with_kwargs=True),
         attention.register_forward_hook(after_attention, with_kwargs=True),
-        *EncodingGuard(spec, builder.parts.cache_parts).attach(attention),
+        *CacheGuard.of(spec, builder.parts.cache_parts).attach(attention),
     ]
     attention._wavepe = Installed(spec, type(attention).__name__, stock, encoded, hooks)
 

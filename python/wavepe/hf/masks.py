@@ -145,24 +145,12 @@ def is_packed(mask: Tensor | None) -> bool:
 
 
 class MaskParts(NamedTuple):
-    """A mask as arguments of `wavepe.ops.attention`.
+    """A mask as arguments of `wavepe.ops.attention`."""
 
-    Attributes
-    ----------
-    causal : bool
-        Whether the causal rule and the window apply; else the mask alone decides.
-    key_mask : bool Tensor (B, n), optional
-        True for visible keys.
-    segments : int64 Tensor (B, n), optional
-        Number of each key's packed sequence.
-    mask : Tensor (B|1, H|1, m, n), optional
-        The user's own mask: bool (True: visible), or floating point (added to the scores).
-    """
-
-    causal: bool = True
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
-    mask: Tensor | None = None
+    causal: bool = True  # whether the causal rule and the window apply; else `mask` alone decides
+    key_mask: Tensor | None = None  # bool (B, n), True for visible keys
+    segments: Tensor | None = None  # int64 (B, n), number of each key's packed sequence
+    mask: Tensor | None = None  # (B|1, H|1, m, n), the user's own, bool or added to the scores
 
 
 _ALL_SEEN = MaskParts()
