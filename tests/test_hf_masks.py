@@ -290,15 +290,6 @@ def test_masks_and_lengths_that_are_given_otherwise():
         model.model(position_ids=POSITIONS)  # the model's own message
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_lengths_as_collators_give_them(spec):
-    model = patched_tiny(spec)
-    wanted = alone(model, IDS[:1])
-    given = {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7}
-    assert close(logits(model, IDS[:1], **given), wanted, 1e-5)
-    assert close(logits(model, IDS[:1], position_ids=POSITIONS, **given), wanted, 1e-5)
-
-
 def test_gradients():
     model = patched_tiny("wavelet:scales=4").train()
     model(IDS, position_ids=POSITIONS).logits.square().sum().backward()

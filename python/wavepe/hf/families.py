@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import Phi3ForCausalLM, PreTrainedModel
@@ -253,16 +253,20 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
     return 2 * getattr(stock, name).numel()
 
 
-def head_dims(base: Any) -> list[int]:
-    """Return the number of dims of a head, in each layer."""
-    layers = attentions(base)
-    return [layer.head_dim if hasattr(layer, "head_dim") else layer.head_size for layer in layers]
+class Size(NamedTuple):
+    """The heads of a layer: the dims of each, and the number for queries."""
+
+    head_dim: int
+    heads: int
 
 
-def head_counts(base: Any) -> list[int]:
-    """Return the number of query heads, in each layer."""
-    layers, heads = attentions(base), base.config.num_attention_heads
-    return [getattr(layer, "num_heads", heads) for layer in layers]
+def sizes(base: Any) -> list[Size]:
+    """Return the heads of each layer."""
+    heads = base.config.num_attention_heads
+    return [
+        Size(x.head_dim if hasattr(x, "head_dim") else x.head_size, getattr(x, "num_heads", heads))
+        for x in attentions(base)
+    ]
 
 
 def keys_from(base: Any) -> list[int | None]:

@@ -19,7 +19,7 @@ from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
-from .parts import Builder, Parts, Size, make_parts
+from .parts import Builder, Parts, make_parts
 from .pass_hooks import PassHooks
 from .rope_config import Slot
 from .rotary import RopeRotation, Rotary
@@ -165,7 +165,7 @@ def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None
     combined = choice.everywhere
     assert combined is not None
     encoding = combined.at(attention.layer_idx, encoded.num_hidden_layers)
-    size = Size(attention.head_dim, encoded.num_attention_heads)
+    size = families.Size(attention.head_dim, encoded.num_attention_heads)
     layer = builder.layer(attention, Slot(), encoding, rotary, size)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = encoded

@@ -23,21 +23,13 @@ SEGMENTS = torch.int64  # dtype of a mask of packed sequences
 
 
 def attention_mask(**arguments: Any) -> Tensor | None:
-    """Return the mask of a forward pass; transformers calls this function.
+    """Return the mask of a forward pass; transformers calls it with the arguments of `sdpa_mask`.
 
-    It takes the arguments of `transformers.masking_utils.sdpa_mask`.
-
-    Returns
-    -------
-    None
-        A query sees all keys up to its own position, within the window of its layer.
-    uint8 Tensor (B, 1, 1, n)
-        Of these keys, a query sees those that are 1. There is padding, or there may be some (see
-        `may_read_values`).
-    bool Tensor (B, 1, m, n), or None
-        The mask of `sdpa_mask`, in three cases: the attention is not causal (only for encodings
-        that leave the scores alone); a user combined the causal rule with another one; or the
-        model is a stock model, and its last query is not at its last key or its family sees less.
+    None: a query sees all keys up to its own position, within the window of its layer. A uint8
+    tensor (B, 1, 1, n): it sees those of them that are 1. The mask of `sdpa_mask` in three cases:
+    the attention is not causal (only for encodings that leave the scores alone); a user combined
+    the causal rule with another one; or the model is a stock model, and its last query is not at
+    its last key or its family sees less.
     """
     function, padding = arguments["mask_function"], arguments.get("attention_mask")
     if function is masking_utils.bidirectional_mask_function:
