@@ -7,11 +7,25 @@ import oracle
 import torch
 import wavepe.hf
 from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
+from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.hf.passes import Pass
 
 LENGTH = 16  # trained length
 VOCABULARY = 50
+# Options of a scaled RoPE for this length, by its type.
+SCALINGS = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
+    "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 0.25,
+        "high_freq_factor": 2.0,
+        ORIGINAL: LENGTH // 2,
+    },
+}
 
 
 def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):

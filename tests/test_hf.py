@@ -1,7 +1,5 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
-import json
-
 import pytest
 from cases import every_second, forget_registrations
 
@@ -36,7 +34,7 @@ from hf_model import (
     tokens,
     worst,
 )
-from transformers import DynamicCache, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, StaticCache
 from wavepe.encodings import Encoding
 from wavepe.hf.absolute import AddAbsolute
 from wavepe.hf.families import CACHE_NAMES, argument_names
@@ -243,25 +241,6 @@ def test_binary_ends_where_the_bits_do():
         logits(model, row[:, :2], position_ids=torch.tensor([[-1, 0]]))
 
 
-@pytest.mark.slow
-def test_compare(tmp_path):
-    for part in ("rich", "matplotlib"):
-        pytest.importorskip(part)
-    from wavepe.cli import main
-
-    def compare(lengths, out):
-        sizes = "--train-length 16 --steps 2 --batch 2 --layers 1 --heads 1 --head-dim 6"
-        specs = ["--encodings", "binary", "integer", "normalised"]
-        rest = ["--eval-bytes", "128", "--threads", "1", "--out", str(tmp_path / out)]
-        return main(["compare", *specs, *sizes.split(), "--lengths", *lengths, *rest])
-
-    assert compare(["16", "32"], "done") == 0
-    results = json.loads((tmp_path / "done" / "results.json").read_text())
-    assert [run["encoding"] for run in results["runs"]] == ["binary", "integer", "normalised"]
-    assert compare(["16", "128"], "too_long") == 2  # told before anything is trained
-    assert not (tmp_path / "too_long").exists()
-
-
 # --------------------------------------------------------------- constant tables
 
 
@@ -466,4 +445,3 @@ def test_only_causal_attention():
     model = patched_tiny(WAVELET)
     with pytest.raises(ValueError, match="causal"):
         model(tokens(1, 5), is_causal=False)
-    assert isinstance(model, LlamaForCausalLM)

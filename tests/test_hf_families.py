@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from encoding_cases import ASKED, LEARNED
-from hf_families import FAMILIES, LAYERS, VOCABULARY, Reference, build, by_turns, stirred
+from hf_families import FAMILIES, LAYERS, UNROTATED, VOCABULARY, Reference, build, by_turns, stirred
 from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf import attention, families, masks
@@ -147,7 +147,7 @@ def test_heads_of_two_sizes(spec):
     """
     sizes = {"global_head_dim": 12}
     model, ids = build("gemma4_text", **sizes), tokens(2, LENGTH)
-    assert set(families.head_dims(decoder(model))) == {8, 12}
+    assert {x.head_dim for x in families.sizes(decoder(model))} == {8, 12}
     if spec is not None:
         stirred(wavepe.hf.patch(model, spec))
     wanted, _ = Reference("gemma4_text", model, None if spec == "rope" else spec, **sizes)(ids)
@@ -322,25 +322,7 @@ SIZES = {
 }
 UNSUPPORTED = {
     "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY},
-    "gptj": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCABULARY},
     "bert": SIZES,
-    "t5": {"d_model": 32, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 4},
-    "mamba": {**SIZES, "state_size": 4},
-    "deepseek_v3": {
-        **SIZES,
-        "moe_intermediate_size": 8,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 8,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 8,
-    },
     "llama4_text": {
         **SIZES,
         "intermediate_size_mlp": 32,
@@ -391,22 +373,12 @@ def test_the_layers_of_a_stock_model_rotate_as_the_record_says(family, options, 
     assert [bool(ones) for ones in calls] == [slot is not None for slot in families.slots(base)]
 
 
-def test_a_record_that_does_not_say_which_layers_rotate(monkeypatch):
-    for family, record in (
-        ("smollm3", families.Family("smollm3")),
-        ("llama", families.Family("llama", rotates=lambda layer: True)),
-    ):
-        monkeypatch.setitem(families._BY_TYPE, family, record)
-        with pytest.raises(TypeError, match="and rotate as the family does"):
-            wavepe.hf.patch(build(family), "alibi")
-
-
-def test_supported_families():
-    found = wavepe.hf.supported_families()
-    # Inkling rotates nothing, and has tests of its own: test_hf_inkling.py.
-    assert {kind.model_type for kind in FAMILIES.values()} == set(found) - {"inkling_text"}
-    assert found["mistral"] == "the sliding window"
-    found.clear()
+def test_each_supported_family_has_a_row_here():
+    """So none passes unchecked: the test above asks each row which of its layers rotate."""
+    supported = wavepe.hf.supported_families()
+    assert {kind.model_type for kind in (FAMILIES | UNROTATED).values()} == set(supported)
+    assert supported["mistral"] == "the sliding window"
+    supported.clear()
     assert wavepe.hf.supported_families()
 
 

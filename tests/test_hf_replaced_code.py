@@ -50,10 +50,6 @@ def layer_without_attention(self, hidden_states, position_embeddings=None, **kwa
     return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-def with_class(monkeypatch, cls, forward):
-    monkeypatch.setattr(cls, "forward", forward)
-
-
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("how", ["class", "module"])
 def test_attention_is_replaced_after_the_patch(spec, how, monkeypatch):

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
-from rope_cases import LONG, ORIGINAL, SHORT
+from hf_model import HEAD, LENGTH, SCALINGS, close, gradients, logits, tiny, tokens
+from rope_cases import ORIGINAL
 from transformers import DynamicCache, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wavepe.encodings import RoPE
@@ -20,9 +20,7 @@ from wavepe.hf.rotary import RopeRotation
 THETA = 50.0  # small, so that positions matter in sequences this short
 TYPES = {
     "default": {},
-    "linear": {"factor": 2.0},
-    "dynamic": {"factor": 2.0},
-    "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
+    **SCALINGS,
     "yarn with options": {
         "rope_type": "yarn",
         "factor": 3.0,
@@ -32,13 +30,6 @@ TYPES = {
         "truncate": False,
         "mscale": 0.7,
         "mscale_all_dim": 1.0,
-    },
-    "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2},
-    "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 0.25,
-        "high_freq_factor": 2.0,
-        ORIGINAL: LENGTH // 2,
     },
     "proportional": {"partial_rotary_factor": 0.5},
 }

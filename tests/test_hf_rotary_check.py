@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import build, by_turns
-from hf_model import logits, own_tiny, patched_tiny, tiny, tokens
+from hf_model import SCALINGS, logits, own_tiny, patched_tiny, tiny, tokens
 from wavepe.hf.rope_config import bases, write_bases
 
 IDS = tokens(1, 30)
@@ -98,19 +98,6 @@ def test_models_that_agree(family):
         model(IDS)
         wavepe.hf.patch(model, "rope")
         wavepe.hf.unpatch(model)
-
-
-SCALINGS = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-}
 
 
 @pytest.mark.parametrize("kind", SCALINGS)

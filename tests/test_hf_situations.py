@@ -285,21 +285,6 @@ def test_chunked_prefill_left_padding(model):
     prefill_in_chunks(model, *padded("left"))
 
 
-def test_chunked_prefill_of_encodings_that_read_positions():
-    """They are as the stock model is.
-
-    Encodings in the scores do not read them: their cells above are right all the same.
-    """
-    outcomes = []
-    for spec in (None, "rope", "sinusoidal"):
-        model = build("llama") if spec is None else wavepe.hf.patch(build("llama"), spec)
-        try:
-            outcomes.append(prefill_in_chunks(model, *padded("left")))
-        except (AssertionError, IndexError) as error:
-            outcomes.append(type(error))
-    assert outcomes == outcomes[:1] * 3
-
-
 # ------------------------------------------------------------------ other ways to generate
 
 

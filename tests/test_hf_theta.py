@@ -10,8 +10,7 @@ transformers = pytest.importorskip("transformers")
 import wavepe
 import wavepe.hf
 from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
-from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
-from rope_cases import LONG, ORIGINAL, SHORT
+from hf_model import LENGTH, SCALINGS, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf.theta import set_theta
 
@@ -22,18 +21,6 @@ EVERY = [
     for name in (*FAMILIES, *ROTARY)
     if name != "granite_swa"  # see test_a_base_for_each_layer
 ]
-TYPES = {
-    "linear": {"factor": 2.0},
-    "dynamic": {"factor": 2.0},
-    "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
-    "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2, "factor": 2.0},
-    "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 0.25,
-        "high_freq_factor": 2.0,
-        ORIGINAL: LENGTH // 2,
-    },
-}
 
 
 def asked(family, theta):
@@ -83,9 +70,9 @@ def test_a_base_for_each_layer():
             set_theta(model, OTHER)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", SCALINGS)
 def test_type_and_scaling_stay(name):
-    scaling = {"rope_type": name, **TYPES[name]}
+    scaling = {"rope_type": name, **SCALINGS[name]}
 
     def scaled(theta):
         return build("llama", max_position_embeddings=LENGTH, **base(theta, **scaling))
@@ -154,7 +141,7 @@ def test_wrong_bases(theta, error):
         set_theta(model, theta)
     same_model(model, build("llama"), ids)
     with pytest.raises(ValueError, match="finite frequencies"):
-        set_theta(build("llama", **base(rope_type="yarn", **TYPES["yarn"])), 1.0)
+        set_theta(build("llama", **base(rope_type="yarn", **SCALINGS["yarn"])), 1.0)
 
 
 @pytest.mark.parametrize("spec", ["rope:self_extend=2,neighbors=3", "xpos"])

@@ -203,20 +203,6 @@ def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
         assert torch.equal(logits(loaded, IDS), wanted)
 
 
-def test_a_stock_checkpoint_read_without_an_encoding_stays_what_it_is(tmp_path):
-    model = tiny(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-    model.save_pretrained(tmp_path)
-    loaded = WavePELlamaForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.position_encoding == "rope"
-    assert close(logits(loaded, IDS), logits(model, IDS), 1e-5)
-
-
-def test_models_that_share_a_configuration():
-    config = tiny_config(WavePELlamaConfig, position_encoding=WAVELET)
-    first, second = (tiny(WavePELlamaForCausalLM, config) for _ in range(2))
-    assert torch.equal(logits(first, IDS), logits(second, IDS))
-
-
 # --------------------------------------------------------------- refusals
 
 

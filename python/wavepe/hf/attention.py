@@ -71,23 +71,11 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the layer's encoding; transformers calls this function.
 
-    Parameters
-    ----------
-    query : Tensor (B, H, m, d)
-    key, value : Tensor (B, Hk, n, d)
-    attention_mask : Tensor, optional
-        A mask of `masks.attention_mask`, or a mask of the user's own (B|1, H|1, m, n), bool or
-        added to the scores, which alone decides which keys a query sees.
-    s_aux : Tensor (H,), optional
-        The score of each head's attention sink, which has no value.
-    position_bias : Tensor (B, H, m, rank), optional
-        A patched Inkling's queries of its own table (see inkling.py).
-
-    Returns
-    -------
-    out : Tensor (B, m, H, d)
-    weights : Tensor (B, H, m, n), optional
-        If the caller asks for `output_attentions`.
+    Shapes: query (B, H, m, d), key and value (B, Hk, n, d). `attention_mask` is one of
+    `masks.attention_mask`, or the user's own (B|1, H|1, m, n), bool or added to the scores, which
+    alone decides which keys a query sees. `s_aux` (H,) scores the attention sinks, which have no
+    value; `position_bias` (B, H, m, rank) is a patched Inkling's queries of its table (inkling.py).
+    Returns the output (B, m, H, d), and weights (B, H, m, n) if `output_attentions` asks for them.
     """
     layer: LayerState | None = getattr(module, "wavepe", None)
     pass_: Pass | None = kwargs.get(PASS)

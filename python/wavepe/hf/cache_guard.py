@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,27 +17,34 @@ if TYPE_CHECKING:
     from .absolute import AddAbsolute
     from .rotary import RopeRotation
 
+    Parts = Sequence[RopeRotation | AddAbsolute]
+
 ENCODING = "_wavepe_encoding"  # attribute of a cache
 
 
 class CacheGuard:
     """Refuse a cache whose keys were computed with another encoding.
 
-    Attributes
-    ----------
-    initial : str or None
-        Name of the encoding and frequencies that a cache without a note has; None: unknown.
-    current : str
-        Name of the encoding and frequencies that the module has now.
-    hint : str
-        Another remedy, which the error message adds.
+    `current` names the encoding, without `parts`: those whose frequencies may change between passes
+    are named in each. `initial` names what filled a cache without a note; None: unknown.
     """
 
-    hint = ""
     names: tuple[str, ...] = ()
+    hint = ""  # another remedy for the error
 
-    def __init__(self, initial: str | None, current: str = "") -> None:
-        self.initial, self.current = initial, current
+    def __init__(self, initial: str | None, current: str = "", parts: Parts = ()) -> None:
+        self.initial, self.current, self.parts = initial, current, parts
+
+    @classmethod
+    def of(cls, spec: StoredSpec, parts: Parts) -> CacheGuard:
+        """Return the guard of a patched model; keys of `parts` depend on more than the spec."""
+        current = _without_frequencies(spec) if parts else spec_text(spec)
+        names = [part.constant_cache_name for part in parts]
+        initial = None if None in names else "; ".join(filter(None, [current, *names]))
+        guard = cls(initial, current, parts)
+        if any(part.follows_length for part in parts):  # `fix_length` may end that
+            guard.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
+        return guard
 
     def attach(self, module: nn.Module) -> list[Any]:
         """Register the hooks of a module that this guard alone watches; return their handles."""
@@ -55,8 +63,14 @@ class CacheGuard:
         self.after(Pass(self.names, args, kwargs), output)
 
     def encoding(self, pass_: Pass) -> str:
-        """Name the encoding of this pass."""
-        return self.current
+        """Name the encoding of this pass and its frequencies."""
+        if not self.parts:
+            return self.current
+        names = [self.current] if self.current else []
+        for part in self.parts:
+            name = part.constant_cache_name
+            names.append(part.name(pass_.positions, pass_.length()) if name is None else name)
+        return "; ".join(names)
 
     def before(self, pass_: Pass) -> None:
         """Note the encoding on the cache; ValueError if its keys are of another encoding."""
@@ -80,36 +94,6 @@ class CacheGuard:
         if pass_.cache is None and not (pass_.compiling and torch.compiler.is_exporting()):
             for cache in caches_in(output):
                 setattr(cache, ENCODING, self.encoding(pass_))
-
-
-class EncodingGuard(CacheGuard):
-    """The `CacheGuard` of a patched model.
-
-    Parameters
-    ----------
-    spec : str or dict
-        The encoding.
-    parts : list of RopeRotation or AddAbsolute
-        Parts of the encoding whose keys depend on more than the spec, such as the sequence length.
-    """
-
-    def __init__(self, spec: StoredSpec, parts: list[RopeRotation | AddAbsolute]) -> None:
-        self.parts = parts
-        self.spec = _without_frequencies(spec) if parts else spec_text(spec)
-        if any(part.follows_length for part in parts):
-            self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
-        names = [part.constant_cache_name for part in parts]
-        super().__init__(None if None in names else "; ".join(filter(None, [self.spec, *names])))
-
-    def encoding(self, pass_: Pass) -> str:
-        """Name the encoding of this pass and its frequencies."""
-        if not self.parts:
-            return self.spec
-        names = [self.spec] if self.spec else []
-        for part in self.parts:
-            name = part.constant_cache_name
-            names.append(part.name(pass_.positions, pass_.length()) if name is None else name)
-        return "; ".join(names)
 
 
 def _without_frequencies(spec: StoredSpec) -> str:

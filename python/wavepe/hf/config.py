@@ -200,15 +200,9 @@ class PatchedConfig(OwnConfig):
 
 
 def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedConfig:
-    """Return a copy of `stock` for one patched model.
+    """Return a copy of `stock`, which other models may share, for one patched model.
 
-    Models that are built from one configuration share it. In a copy, the encoding does not reach
-    the other models.
-
-    Raises
-    ------
-    TypeError
-        The class is derived from a family's class: saving would lose its additional fields.
+    TypeError for a class derived from a family's class: saving would lose its additional fields.
     """
     if not is_stock(stock):
         raise TypeError(

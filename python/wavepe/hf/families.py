@@ -6,19 +6,17 @@ A record leaves windows, softcaps and sinks out: transformers passes them to the
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
-from .pairs import APPLY, Layout
+from .pairs import Layout
 from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
@@ -167,13 +165,7 @@ def need_module(model: Any) -> None:
 
 
 def decoder(model: nn.Module) -> Any:
-    """Return the base model of `model`.
-
-    Raises
-    ------
-    TypeError
-        `model` is of no family that can be patched, or not built like its family.
-    """
+    """Return the base model of `model`; TypeError unless it is of a family and built like it."""
     need_module(model)
     if not isinstance(model, PreTrainedModel):
         modules = model.named_modules()
@@ -193,41 +185,24 @@ def decoder(model: nn.Module) -> Any:
         raise TypeError(f"got a {name}, whose family is not supported: {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
-    family = of(config)
     try:
         layers = attentions(base)
     except AttributeError:
         layers = []
-    has_module = hasattr(base, "rotary_emb") or not family.is_rotary
-    if not layers or not has_module or not all(_is_built_like(family, layer) for layer in layers):
+    has_module = hasattr(base, "rotary_emb") or not of(config).is_rotary
+    if not layers or not has_module or not all(map(_calls_interface, layers)):
         raise TypeError(
             f"this {name} is not built like its family: its attention layers must call "
-            "transformers' attention interface and rotate as the family does, and its rotary_emb "
-            "must compute the angles; " + supported
+            "transformers' attention interface, and its rotary_emb must compute the angles; "
+            + supported
         )
     return base
 
 
-def _is_built_like(family: Family, layer: nn.Module) -> bool:
-    """Return whether a layer calls the attention interface, and rotates as its family does."""
-    names, rotates_always = _code_of_forward(inspect.unwrap(type(layer).forward))
-    as_family = rotates_always in (None, family.rotates is None)
-    return "ALL_ATTENTION_FUNCTIONS" in names and as_family
-
-
-@functools.cache
-def _code_of_forward(forward: Callable[..., Any]) -> tuple[tuple[str, ...], bool | None]:
-    """Return the names in the code of a forward, and whether it rotates without a condition; None
-    if it does not rotate, or does so elsewhere."""
-    code = getattr(forward, "__code__", None)
-    if code is None:
-        return (), None
-    steps = list(dis.get_instructions(code))
-    place = next((step.offset for step in steps if step.argval == APPLY), None)
-    jumps = (step for step in steps if step.opcode in (*dis.hasjrel, *dis.hasjabs))
-    if place is None:
-        return code.co_names, None
-    return code.co_names, not any(jump.offset < place < jump.argval for jump in jumps)
+def _calls_interface(layer: nn.Module) -> bool:
+    """Return whether a layer's forward names the table of transformers' attention interface."""
+    code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def is_stock(config: Any) -> bool:
@@ -278,16 +253,20 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
     return 2 * getattr(stock, name).numel()
 
 
-def head_dims(base: Any) -> list[int]:
-    """Return the number of dims of a head, in each layer."""
-    layers = attentions(base)
-    return [layer.head_dim if hasattr(layer, "head_dim") else layer.head_size for layer in layers]
+class Size(NamedTuple):
+    """The heads of a layer: the dims of each, and the number for queries."""
+
+    head_dim: int
+    heads: int
 
 
-def head_counts(base: Any) -> list[int]:
-    """Return the number of query heads, in each layer."""
-    layers, heads = attentions(base), base.config.num_attention_heads
-    return [getattr(layer, "num_heads", heads) for layer in layers]
+def sizes(base: Any) -> list[Size]:
+    """Return the heads of each layer."""
+    heads = base.config.num_attention_heads
+    return [
+        Size(x.head_dim if hasattr(x, "head_dim") else x.head_size, getattr(x, "num_heads", heads))
+        for x in attentions(base)
+    ]
 
 
 def keys_from(base: Any) -> list[int | None]:
@@ -345,16 +324,6 @@ def recomputes_keys_after(config: Any) -> int:
     Phi-3 does so, because its frequencies change at that length.
     """
     return config.original_max_position_embeddings if of(config).recomputes_keys else 0
-
-
-def is_cache(value: Any) -> bool:
-    """Return whether this is a cache that attention layers update; a paged one is not."""
-    return hasattr(value, "get_seq_length")  # some models have their own cache class
-
-
-def cache_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the cache among the keyword arguments of a call, or None."""
-    return next(filter(is_cache, map(kwargs.get, CACHE_NAMES)), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from ..positions import Learned, named_as_in
 from . import families
 from .absolute import AddAbsolute
-from .cache_guard import EncodingGuard
+from .cache_guard import CacheGuard
 from .config import EncodedConfig, note_live, patched_config, return_changes
 from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
-from .parts import Builder, Parts, Size, make_parts
+from .parts import Builder, Parts, make_parts
 from .pass_hooks import PassHooks
 from .rope_config import Slot
 from .rotary import RopeRotation, Rotary
@@ -165,7 +165,7 @@ def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None
     combined = choice.everywhere
     assert combined is not None
     encoding = combined.at(attention.layer_idx, encoded.num_hidden_layers)
-    size = Size(attention.head_dim, encoded.num_attention_heads)
+    size = families.Size(attention.head_dim, encoded.num_attention_heads)
     layer = builder.layer(attention, Slot(), encoding, rotary, size)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = encoded
@@ -177,7 +177,7 @@ def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None
     hooks = [
         attention.register_forward_pre_hook(before_attention, with_kwargs=True),
         attention.register_forward_hook(after_attention, with_kwargs=True),
-        *EncodingGuard(spec, builder.parts.cache_parts).attach(attention),
+        *CacheGuard.of(spec, builder.parts.cache_parts).attach(attention),
     ]
     attention._wavepe = Installed(spec, type(attention).__name__, stock, encoded, hooks)
 

@@ -25,34 +25,15 @@ SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).para
 
 @dataclass
 class LayerState:
-    """The state that wavepe keeps on an attention layer, as its attribute `wavepe`.
+    """The state that wavepe keeps on an attention layer, as its attribute `wavepe`."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Names of the positional arguments of the layer's forward.
-    score : Scores, optional
-        What the encoding adds to the scores.
-    shared : SharedLearned, optional
-        The parameters that all layers share. A layer's own are in its module `position_encoding`.
-    angle_layout : Layout, optional
-        The form of the angles, if the encoding rotates queries whose other terms read them without
-        the rotation.
-    rotation : int, optional
-        Index of this layer's rotation, if the model has several.
-    rotary : Rotary, optional
-        Module that computes the angles, for a layer that stands alone, outside a model.
-    learns : bool
-        Whether the encoding in the scores has parameters.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the positional arguments of the layer's forward
     score: Scores | None = None
-    shared: SharedLearned | None = None
-    angle_layout: Layout | None = None
-    rotation: int | None = None
-    rotary: Rotary | None = None
-    learns: bool = False
+    shared: SharedLearned | None = None  # a layer's own are in its module `position_encoding`
+    angle_layout: Layout | None = None  # if terms of a rotary encoding read queries unrotated
+    rotation: int | None = None  # index of this layer's rotation, if the model has several
+    rotary: Rotary | None = None  # of a layer that stands alone
+    learns: bool = False  # whether the encoding in the scores has parameters
 
     def set_score(self, score: Scores) -> None:
         """Set what the encoding adds to the scores."""
@@ -167,14 +148,16 @@ def _keep_decay(
     module: Any, layer: LayerState, score: Scores, pass_: Pass, kwargs: dict[str, Any]
 ) -> None:
     """Let the cache, if there is one, hold each token's decay beside its key."""
-    hidden, cache = pass_.hidden, families.cache_in(kwargs)  # the model may have made it
+    hidden = pass_.hidden
+    caches = ((name, kwargs.get(name)) for name in families.CACHE_NAMES)
+    caches = ((name, cache) for name, cache in caches if hasattr(cache, "get_seq_length"))
+    name, cache = next(caches, ("", None))  # the model may have made it
     if cache is None or hidden is None:
         return
     unknown = isinstance(pass_.cached, Tensor)  # a static cache counts in a tensor
     size: Any = 1 if unknown else pass_.cached + hidden.shape[1]
     learned = layer.learned(module, size, pass_, hidden)
     pass_.learned = None if unknown else learned
-    name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
     kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
 
 

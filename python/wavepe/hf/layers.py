@@ -20,12 +20,8 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 class LayerEncodings:
     """The encodings that a user chose for the layers of a model.
 
-    Attributes
-    ----------
-    everywhere : Encoding or None
-        The encoding of the model, whose parts may name layers; None for a dict of layer ranges.
-    ranges : dict of (int, int) to Encoding
-        First and last layer -> encoding. Other layers keep their own encoding.
+    `everywhere` is the encoding of the model, whose parts may name layers. None for a dict of layer
+    ranges: then `ranges` maps first and last layers, and other layers keep their own encoding.
     """
 
     def __init__(self, spec: Spec, **options: Any) -> None:
@@ -87,16 +83,7 @@ class LayerEncodings:
     def by_layer(self, has_positions: Sequence[bool]) -> list[Encoding | None]:
         """Return the encoding of each layer; None for a layer that keeps its own.
 
-        Parameters
-        ----------
-        has_positions : sequence of bool
-            For each layer, whether the family gives it positions. A layer without them has only
-            the parts that name it.
-
-        Raises
-        ------
-        ValueError
-            Ranges overlap, or layers are named that the model does not have.
+        A layer to which the family gives no positions has only the parts that name it.
         """
         count = len(has_positions)
         if self.everywhere is not None:

@@ -23,21 +23,13 @@ SEGMENTS = torch.int64  # dtype of a mask of packed sequences
 
 
 def attention_mask(**arguments: Any) -> Tensor | None:
-    """Return the mask of a forward pass; transformers calls this function.
+    """Return the mask of a forward pass; transformers calls it with the arguments of `sdpa_mask`.
 
-    It takes the arguments of `transformers.masking_utils.sdpa_mask`.
-
-    Returns
-    -------
-    None
-        A query sees all keys up to its own position, within the window of its layer.
-    uint8 Tensor (B, 1, 1, n)
-        Of these keys, a query sees those that are 1. There is padding, or there may be some (see
-        `may_read_values`).
-    bool Tensor (B, 1, m, n), or None
-        The mask of `sdpa_mask`, in three cases: the attention is not causal (only for encodings
-        that leave the scores alone); a user combined the causal rule with another one; or the
-        model is a stock model, and its last query is not at its last key or its family sees less.
+    None: a query sees all keys up to its own position, within the window of its layer. A uint8
+    tensor (B, 1, 1, n): it sees those of them that are 1. The mask of `sdpa_mask` in three cases:
+    the attention is not causal (only for encodings that leave the scores alone); a user combined
+    the causal rule with another one; or the model is a stock model, and its last query is not at
+    its last key or its family sees less.
     """
     function, padding = arguments["mask_function"], arguments.get("attention_mask")
     if function is masking_utils.bidirectional_mask_function:
@@ -145,24 +137,12 @@ def is_packed(mask: Tensor | None) -> bool:
 
 
 class MaskParts(NamedTuple):
-    """A mask as arguments of `wavepe.ops.attention`.
+    """A mask as arguments of `wavepe.ops.attention`."""
 
-    Attributes
-    ----------
-    causal : bool
-        Whether the causal rule and the window apply; else the mask alone decides.
-    key_mask : bool Tensor (B, n), optional
-        True for visible keys.
-    segments : int64 Tensor (B, n), optional
-        Number of each key's packed sequence.
-    mask : Tensor (B|1, H|1, m, n), optional
-        The user's own mask: bool (True: visible), or floating point (added to the scores).
-    """
-
-    causal: bool = True
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
-    mask: Tensor | None = None
+    causal: bool = True  # whether the causal rule and the window apply; else `mask` alone decides
+    key_mask: Tensor | None = None  # bool (B, n), True for visible keys
+    segments: Tensor | None = None  # int64 (B, n), number of each key's packed sequence
+    mask: Tensor | None = None  # (B|1, H|1, m, n), the user's own, bool or added to the scores
 
 
 _ALL_SEEN = MaskParts()

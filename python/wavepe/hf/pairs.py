@@ -14,21 +14,11 @@ APPLY = "apply_rotary_pos_emb"  # the function that rotates, a global of a famil
 
 
 class Layout(NamedTuple):
-    """Order of the pairs and form of the angles in a family.
+    """Order of the pairs and form of the angles in a family."""
 
-    Attributes
-    ----------
-    interleaved : bool
-        Whether pairs are (2i, 2i + 1); else they are (i, i + h).
-    widen : callable
-        Turns one value for each pair, (..., h), into a table of the family's rotary module.
-    narrow : callable
-        The inverse of `widen`.
-    """
-
-    interleaved: bool
-    widen: Callable[[Tensor], Tensor]
-    narrow: Callable[[Tensor], Tensor]
+    interleaved: bool  # whether pairs are (2i, 2i + 1); else they are (i, i + h)
+    widen: Callable[[Tensor], Tensor]  # from one value a pair, (..., h), to the rotary's table
+    narrow: Callable[[Tensor], Tensor]  # the inverse
 
     @property
     def pairs(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig
@@ -14,6 +14,7 @@ from ..encodings import encoding as read_encoding
 from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
 from .absolute import AddAbsolute
+from .families import Size
 from .inkling import OWN, without_own
 from .layer_hooks import LayerState
 from .layers import LayerEncodings
@@ -34,13 +35,6 @@ class Parts:
     by_layer: dict[nn.Module, Learned] = field(default_factory=dict)
     # Parts whose keys depend on more than the spec: on the model's base or the sequence length.
     cache_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
-
-
-class Size(NamedTuple):
-    """The heads of a layer."""
-
-    head_dim: int
-    heads: int
 
 
 class Builder:
@@ -171,7 +165,7 @@ def make_parts(choice: LayerEncodings, base: Any, config: PretrainedConfig) -> P
     """Build all parts; ValueError if an encoding does not fit the model or its layers."""
     builder = Builder(config, base)
     attentions, slots = families.attentions(base), families.slots(base)
-    sizes = list(map(Size, families.head_dims(base), families.head_counts(base)))
+    sizes = families.sizes(base)
     chosen = choice.by_layer([slot is not None or not builder.rotates for slot in slots])
     layers = zip(attentions, slots, chosen, sizes, strict=True)
     for index, (attention, slot, encoding, size) in enumerate(layers):

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..positions.tables import refuse_trace
 from . import families
-from .cache_guard import EncodingGuard
+from .cache_guard import CacheGuard
 from .layers import StoredSpec, spec_text
 from .parts import Parts
 from .passes import PASS, Pass
@@ -32,7 +32,7 @@ class PassHooks:
         self.counting = next(counting, None)
         self.reads_positions = any(score.reads_positions for score in scores)
         self.cuts_logits = "logits_to_keep" in self.names
-        self.guard = EncodingGuard(spec, parts.cache_parts)
+        self.guard = CacheGuard.of(spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
         # The first of all hooks, because others may read the positions that it finds.

@@ -23,50 +23,23 @@ PASS = "wavepe_pass"  # argument of a base model and of its layers
 class Pass:
     """The arguments of one pass through a base model, or through a layer that stands alone.
 
-    Attributes
-    ----------
-    kwargs : dict of str to value
-        All arguments by name; what is changed here is what the module gets. Its hook takes the
-        dict out, because the dict will hold this object.
-    tokens : Tensor (B, m, ...), optional
-        The ids, embeddings or hidden states.
-    cache : cache of transformers, optional
-    cached : int or Tensor ()
-        The number of tokens in the cache, or in its entry of the `layer`; a tensor in static ones.
-    queries_last : bool
-        Whether the queries are the last keys in every layer.
-    positions : Tensor (B|1, m), optional
-        None: they count from `cached`.
-    mask : optional
-        The caller's; in a base model with packed sequences, one that tells them apart.
-    sequence_ends, key_ends : optional
-        The keywords cu_seq_lens_q and cu_seq_lens_k of collators for flash attention.
-    use_cache, weights : bool, optional
-        Whether the caller asks for a cache, and for the weights of attention.
-    compiling : bool
-    ran, waiting : bool
-        Whether an attention layer has begun, and whether the last one to begin has not called the
-        attention function: then another program has left the encoding out.
-    hidden, angles, offset, learned
-        Of the layer that runs: its input, its angles, the index of the key at the position of the
-        first query (None: the queries come last), and what its cache had to know already.
-    terms : dict of int to Terms
-        What the module of shared parameters has returned for a number of keys, without gradients.
-    kept : LearnedCache, optional
-        The learned terms of the generation, without gradients.
-    offsets : dict of str to offset
-        Layer type -> `offset` of the layer whose keys others reuse.
+    `kwargs` holds all arguments by name, and what is changed there is what the module gets. Its
+    hook takes the dict out, because the dict will hold this object. Without `positions`, tokens
+    count from `cached`: the number of tokens in the cache, or in its entry of the `layer`.
     """
 
+    # of the layer that runs: its input, its angles, the index of the key at the position of the
+    # first query (None: the queries come last), and what its cache had to know already
     hidden: Tensor | None = None
     angles: Any = None
     rotated: Rotated | None = None
     offset: int | Tensor | None = None
     learned: Terms | None = None
-    kept: LearnedCache | None = None
+    kept: LearnedCache | None = None  # learned terms of the generation, without gradients
+    # An attention layer has begun; the last to begin has not called the attention function yet.
     ran = waiting = False
     _parts: tuple[Tensor, masks.MaskParts] | None = None
-    shifts: list[int | None] | None = None
+    shifts: list[int | None] | None = None  # see sequences.py
 
     def __init__(
         self,
@@ -106,6 +79,7 @@ class Pass:
             # Static caches go on counting in their tensor; those of transformers 5.0 miscount.
             places = kwargs.get("cache_position")
             self.cached = self.cached.clone() if places is None else places[0]
+        # whether the queries are the last keys in every layer
         self.queries_last = self.cache is None or type(self.cache) is DynamicCache
         self.positions: Tensor | None = kwargs.get("position_ids")
         self.mask: Any = kwargs.get("attention_mask")
@@ -114,8 +88,8 @@ class Pass:
         self.use_cache: bool | None = kwargs.get("use_cache")
         self.weights: bool | None = kwargs.get("output_attentions")
         self.compiling = is_compiling()
-        self.offsets: dict[str, int | Tensor] = {}
-        self.terms: dict[int, Terms] = {}
+        self.offsets: dict[str, int | Tensor] = {}  # of layers whose keys others reuse, by type
+        self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
 
     def mask_parts(self, mask: Tensor) -> masks.MaskParts:
         """Return `masks.mask_parts` of a mask, which most layers share."""
@@ -169,4 +143,5 @@ class Pass:
 def caches_in(output: Any) -> Iterable[Any]:
     """Return the caches in the output of a base model."""
     values = output.values() if isinstance(output, Mapping) else output
-    return filter(families.is_cache, values if isinstance(values, Iterable) else ())
+    values = values if isinstance(values, Iterable) else ()
+    return (value for value in values if hasattr(value, "get_seq_length"))

@@ -110,7 +110,7 @@ def warn_of_scales(model: nn.Module, chosen: LayerEncodings, length: int | None 
     With `length`, nothing is said that was said for the model.
     """
     base = families.decoder(model)
-    size = max(families.head_dims(base))
+    size = max(heads.head_dim for heads in families.sizes(base))
     longest = base.config.max_position_embeddings or math.inf
     for encoding in chosen.encodings:
         hint = scale_hint(encoding, size, length or longest)

@@ -71,13 +71,7 @@ def bases(config: Any) -> Bases:
 
 
 def write_bases(config: Any, new: Bases) -> None:
-    """Write new bases into a configuration.
-
-    Raises
-    ------
-    ValueError
-        The configuration would not keep them in a file.
-    """
+    """Write new bases into a configuration; ValueError if a file would not keep them."""
     whole = config.rope_parameters
     if has_layer_types(config):
         changed: dict[str, Any] = {

@@ -42,22 +42,17 @@ class Rotary(nn.Module):
     it. It runs once in each forward pass, whatever the encoding, so it also checks that the
     configuration has not changed. The stock module is a child, so it moves with the model; it adds
     nothing to the state dict.
-
-    Attributes
-    ----------
-    rotations : ModuleDict of ModuleList
-        Layer type -> the different rotations of its layers. The key is `ALL_TYPES` if the family
-        has no layer types. If there are several rotations, `forward` returns one result for each,
-        and each layer takes its own.
     """
 
     def __init__(self, stock: nn.Module, config: PretrainedConfig, slot: Slot) -> None:
         super().__init__()
         self.stock = stock
+        # Granite SWA reads the base of each of its modules here.
         has_own_base = slot.module.startswith(rope_config.EACH_BASE)
-        self.config: Any = _SlotConfig(config, slot) if has_own_base else config
+        self.config: Any = stock.config if has_own_base else config
+        self.model_config: Any = config
         self.spec: StoredSpec = config.position_encoding
-        self.rotations = nn.ModuleDict()
+        self.rotations = nn.ModuleDict()  # layer type, or ALL_TYPES -> its different rotations
         self._by_type: dict[str | None, list[nn.Module]] = {}  # the same, at hand
         # The parameters of slots with a rotation that takes its base from the configuration.
         self.config_parameters: dict[Slot, dict[str, Any]] = {}
@@ -71,15 +66,15 @@ class Rotary(nn.Module):
         cast(nn.ModuleList, self.rotations[key]).append(rotation)
         self._by_type.setdefault(slot.layer_type, []).append(rotation)
         if isinstance(rotation, RopeRotation) and rotation.reads_config:
-            self.config_parameters[slot] = rope_config.parameters(self.config, slot)
-            self._all_parameters = copy.deepcopy(self.config.rope_parameters)
+            self.config_parameters[slot] = rope_config.parameters(self.model_config, slot)
+            self._all_parameters = copy.deepcopy(self.model_config.rope_parameters)
         self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """Return `CosSin` in the dtype of x, or a tuple of them if the layers differ."""
-        check_config(self.config, self.spec)
+        check_config(self.model_config, self.spec)
         checked = self.config_parameters and not torch.compiler.is_compiling()
-        if checked and self.config.rope_parameters != self._all_parameters:
+        if checked and self.model_config.rope_parameters != self._all_parameters:
             self._check_parameters()
         rotations = self._by_type[layer_type]
         if len(rotations) == 1:
@@ -88,7 +83,7 @@ class Rotary(nn.Module):
 
     def _check_parameters(self) -> None:
         for slot, before in self.config_parameters.items():
-            now = rope_config.parameters(self.config, slot)
+            now = rope_config.parameters(self.model_config, slot)
             if now != before:
                 raise ValueError(
                     f"the rope parameters of a live model were changed from {before} to {now}, "
@@ -107,25 +102,6 @@ def check_config(config: Any, spec: StoredSpec) -> None:
         )
     if config.position_encoding != spec:
         raise changed_encoding(spec, config.position_encoding)
-
-
-class _SlotConfig:
-    """The configuration of a model with the rope parameters of one slot.
-
-    Granite SWA reads there which base a module has.
-    """
-
-    def __init__(self, config: PretrainedConfig, slot: Slot) -> None:
-        self.model, self.slot = config, slot
-
-    @property
-    def rope_parameters(self) -> dict[str, Any]:
-        return rope_config.parameters(self.model, self.slot)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of a copy that has no attributes yet
-            raise AttributeError(name)
-        return getattr(self.__dict__["model"], name)
 
 
 class StockRotation(nn.Module):

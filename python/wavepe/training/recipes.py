@@ -87,7 +87,7 @@ def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, st
         if list(rope_config.bases(config)) != [rope_config.ALL_LAYERS]:
             return None, "the layers of the model have several bases"
         scaled = with_base(rope, config, Slot())
-    size = max(families.head_dims(base))
+    size = max(heads.head_dim for heads in families.sizes(base))
     lengths = {"length": length, "trained_length": config.max_position_embeddings}
     frequencies, factor = scaled.frequencies(size, **lengths)
     turning = int((frequencies * length >= TURNS * 2 * math.pi).sum())
