@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,14 +33,7 @@ class Binary(Encoding):
 
     name = "binary"
 
-    def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
-        trained_length: int | None = None,
-    ) -> np.ndarray:
+    def absolute(self, positions: ArrayLike, dim: int, **_: Any) -> np.ndarray:
         positions = checks.counted_positions(f"{self.name} positions", positions)
         dim = checks.integer(f"{self.name} dim", dim, 0)
         largest = int(positions.max()) if positions.size else 0

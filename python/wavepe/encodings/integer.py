@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,14 +30,7 @@ class Integer(Encoding):
 
     name = "integer"
 
-    def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
-        trained_length: int | None = None,
-    ) -> np.ndarray:
+    def absolute(self, positions: ArrayLike, dim: int, **_: Any) -> np.ndarray:
         positions = checks.counted_positions(f"{self.name} positions", positions)
         dim = checks.integer(f"{self.name} dim", dim, 0)
         return np.repeat(positions[..., None].astype(np.float64), dim, axis=-1)

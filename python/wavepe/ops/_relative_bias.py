@@ -259,13 +259,7 @@ torch.library.register_vmap("wavepe::relative_bias_unskew", _vmap_leading(_UNSKE
 
 @torch.library.register_vmap("wavepe::relative_bias")
 def _(
-    info: Any,
-    in_dims: tuple,
-    q: Tensor,
-    p: Tensor,
-    keys: int,
-    first: int = 0,
-    beyond: str = "zero",
+    info: Any, in_dims: tuple, q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero"
 ) -> tuple[Tensor, int]:
     q_axis, p_axis, *_ = in_dims
     q = axis_first(q, q_axis, info.batch_size)

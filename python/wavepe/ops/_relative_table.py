@@ -136,10 +136,7 @@ class RelativeTable:
         if isinstance(p, Table):
             p, first, beyond = with_range("p", p, first, beyond)
         values = _values(p)
-        check(
-            values.ndim in (2, 3),
-            f"p must be (w, d) or (H, w, d), got shape {values.shape}",
-        )
+        check(values.ndim in (2, 3), f"p must be (w, d) or (H, w, d), got shape {values.shape}")
         first = integer("first", first)
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":

@@ -20,12 +20,7 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._torch_private import (
-    CAN_GO_BELOW_AUTOGRAD,
-    below_autograd,
-    transformed,
-    under_transforms,
-)
+from ._torch_private import CAN_GO_BELOW_AUTOGRAD, below_autograd, transformed, under_transforms
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
@@ -215,12 +210,7 @@ def _(
 
 @torch.library.register_fake("wavepe::rope_qk")
 def _(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool = False,
-    inverse: bool = False,
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     check_device(q=q, k=k, cos=cos, sin=sin)
     _check_rope("q", q, cos, sin)

@@ -147,11 +147,7 @@ def _wavelet_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _standard(
-    offsets: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    kind: str,
-    mirrored: bool | None,
+    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> Tensor:
     """Return the table of a kind of the C core in operators of torch, as csrc/kernels/psi.h."""
     check(

@@ -363,11 +363,7 @@ class Scores:
         kernel_args |= {"q": q, "k": k}
 
     def _join(
-        self,
-        kernel_args: dict[str, Any],
-        joined: list[tuple[Any, Tensor]],
-        q: Tensor,
-        keys: int,
+        self, kernel_args: dict[str, Any], joined: list[tuple[Any, Tensor]], q: Tensor, keys: int
     ) -> None:
         """Add tables that have queries of their own, as more columns if there is a table."""
         queries = [r for _, r in joined]
