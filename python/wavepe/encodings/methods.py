@@ -184,7 +184,7 @@ class Methods:
         self._does_not_apply("rope_table")
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
-        """Return the table p of a relative encoding: float32 (w, head_dim), a row for each distance.
+        """Return the table p of a relative encoding, float32 (w, head_dim).
 
         There may be fewer rows than distances. A learned encoding returns its initial values; of
         tables for each head, that of the first.

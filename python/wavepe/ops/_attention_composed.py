@@ -30,15 +30,9 @@ def composed(call: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
     bfloat16 and float16 are computed in float32, and the result is rounded once. The offset may be
     an int, too, and the mask floating point, which is added to the scores after the softcap.
-    `zones` are not read, because p holds the same values.
-
-    Returns
-    -------
-    out : Tensor (B, H, m, dv), q's dtype
-    lse : Tensor (B, H, m), float32 (float64 for float64)
-        For a query that sees no key it is the sink, or -inf without one.
-    weights : Tensor (B, H, m, n), lse's dtype
-        The weights after dropout. With a sink they sum to less than 1.
+    `zones` are not read, because p holds the same values. lse (B, H, m) of a query that sees no key
+    is its sink, or -inf. The weights (B, H, m, n) are those after dropout, and with a sink they sum
+    to less than 1. Both are float32 (float64 for float64).
     """
     dtype, wide_dtype = call.q.dtype, wide(call.q)
     delta = distances(call.q, call.k, call.offset)
@@ -85,13 +79,8 @@ def attention_with_weights(
 
     The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
     window. Only `mask` hides keys, as in PyTorch's attention: bool, or floating point, which is
-    added to the scores.
-
-    Returns
-    -------
-    out : Tensor (B, H, m, dv), q's dtype
-    weights : Tensor (B, H, m, n), float32 (float64 for float64)
-        The weights after dropout.
+    added to the scores. The weights (B, H, m, n), those after dropout, are float32 (float64 for
+    float64).
     """
     if isinstance(p, RelativeTable):
         options["beyond"] = p.beyond
