@@ -13,8 +13,9 @@ import torch._dynamo  # once, before the forks
 from cases import generator
 from op_cases import OPERATORS
 from wavepe import nn, ops
-from wavepe.encodings._waves import sine_waves
+from wavepe.encodings import TransformerXL
 
+XL = TransformerXL()
 X = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
 TABLE = ops.relative_table(torch.ones(5, 4))
 ARGUMENTS = {
@@ -32,7 +33,7 @@ WHOLE = {
     "attention": lambda x: ops.attention(x, x, x, p=TABLE),
     "attention_bf16": lambda x: ops.attention(*[x.bfloat16()] * 3, p=TABLE),
     "tensors": lambda x: x * TABLE.tensors(torch.float64, "cpu")[0],
-    "device_constant": lambda x: sine_waves(-2, 2, 4, x[0, 0]),
+    "device_constant": lambda x: XL.learned_table(2, {"W_r": x[:, 0, :4]}, causal=False).p,
     **{name: functools.partial(call_of, op) for name, op in OPERATORS.items()},
 }
 # The compiler must not trace a part of these.

@@ -376,15 +376,17 @@ def test_t5_is_that_of_transformers(torch):
 def test_waves_that_a_tracer_asked_for_first(torch):
     """Later calls take no tensor of the tracer's, and the tracer none of theirs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from wavepe.encodings._waves import sine_waves
+
+    def waves():
+        return wavepe.encoding("transformer_xl").learned_table(5, {"W_r": torch.eye(dim)[None]}).p
 
     dim = 34  # that no other test asks for
     for _ in range(2):
         with FakeTensorMode():
-            assert sine_waves(0, 5, dim, torch.empty(1)).shape == (5, dim)
-        found = sine_waves(0, 5, dim, torch.empty(1))
-        assert type(found) is torch.Tensor
-        np.testing.assert_allclose(found, wavepe.sinusoidal(np.arange(5), dim), atol=1e-6)
+            assert waves().shape == (1, 5, dim)
+        rows = waves()
+        assert type(rows) is torch.Tensor
+        np.testing.assert_allclose(rows[0], wavepe.sinusoidal(np.arange(5), dim), atol=1e-6)
 
 
 # ------------------------------------------------------------------ errors

@@ -1,4 +1,4 @@
-"""wavepe: position encodings as a part that can be swapped.
+"""wavepe: swappable position encodings for transformers.
 
 This module holds the NumPy functions and needs NumPy alone. `wavepe.ops` holds the same functions
 for torch, `wavepe.nn` holds torch modules, and `wavepe.hf` swaps the encoding of Hugging Face

@@ -43,8 +43,10 @@ def out_of_memory(error: BaseException) -> str | None:
     text = str(error)
     if not (_TOO_LARGE.search(text) or isinstance(error, MemoryError)):
         return None
-    size, where = _SIZE.search(text), " on the GPU" * ("CUDA out of memory" in text)
-    return f"out of memory{where}" + (f" (asked for {size[1]} {size[2]})" if size else "")
+    size, shape = _SIZE.search(text), re.search(r"sizes=\[[^]]*\]", text)
+    asked = f"{size[1]} {size[2]}" if size else shape and shape[0]
+    where = " on the GPU" if "CUDA out of memory" in text else ""
+    return f"out of memory{where}" + (f" (asked for {asked})" if asked else "")
 
 
 def require(what: str, **parts: str) -> None:

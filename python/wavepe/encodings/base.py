@@ -94,19 +94,7 @@ class Encoding(Methods):
         return combine([(change(part), place) for part, place in self.parts_with_layers])
 
     def at(self, layer: int, layers: int) -> Encoding:
-        """Return the encoding of one layer.
-
-        Parameters
-        ----------
-        layer : int
-            The layer, counted from 0.
-        layers : int
-            The number of layers.
-
-        Returns
-        -------
-        encoding : Encoding
-            The parts of this layer; "none" if it has no part.
+        """Return the parts of one layer, which is counted from 0; "none" if it has no part.
 
         Examples
         --------
@@ -125,28 +113,16 @@ class Encoding(Methods):
         return combine(acting) if acting else known["none"]()
 
     def options(self) -> dict[str, Value]:
-        """Return the options that differ from their defaults.
-
-        Returns
-        -------
-        options : dict of str to value
-            In the order of the class. Lists are tuples.
-        """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            field.name: values[field.name]
-            for field in dataclasses.fields(self)
-            if values[field.name] != field.default
-        }
+        """Return the options that differ from their defaults, in their order. Lists are tuples."""
+        values = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return {field.name: value for field, value in values if value != field.default}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the encoding as a dict for JSON, which `from_dict` reads.
 
-        Returns
-        -------
-        data : dict
-            "version", "name" and the options that differ from their defaults. For a combination,
-            "version" and "parts": such a dict for each part, with its "layers" if it has some.
+        It has "version", "name" and the options that differ from their defaults. That of a
+        combination has "version" and "parts": such a dict for each part, with its "layers" if it
+        has some.
         """
         options = {
             key: list(value) if isinstance(value, tuple) else value
@@ -156,24 +132,10 @@ class Encoding(Methods):
 
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
-        """Return the encoding that `to_dict` wrote.
+        """Return the encoding that `to_dict` wrote; "version" may be missing.
 
-        Parameters
-        ----------
-        data : mapping
-            "name" and options, or "parts". "version" may be missing.
-
-        Returns
-        -------
-        encoding : Encoding
-
-        Raises
-        ------
-        ValueError
-            If the version, the name or an option is unknown, if a value is wrong, or if the dict
-            holds another encoding than this class.
-        TypeError
-            If `data` is not a mapping, or an option has a wrong type.
+        An unknown version, name or option, a wrong value, or the dict of another encoding than this
+        class raises ValueError. Another type of `data` or of an option raises TypeError.
         """
         encoding = read_dict(data)
         if not isinstance(encoding, cls):
@@ -184,13 +146,14 @@ class Encoding(Methods):
         """Return the encoding as training sees it, with inference-only options at their defaults.
 
         Two encodings with equal `trained_as()` can use one checkpoint.
-
-        Returns
-        -------
-        encoding : Encoding
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{key: defaults[key] for key in self.inference_only})
+
+
+def _any_part(ability: str) -> Any:
+    """Return a property of a combination: whether any part has the ability."""
+    return once(lambda combination: any(getattr(part, ability) for part in combination.parts))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -252,21 +215,8 @@ class Combination(Encoding):
     def trained_as(self) -> Encoding:  # type: ignore[override]
         return combine([(part.trained_as(), place) for part, place in self.parts_with_layers])
 
-    @once
-    def adds(self) -> bool:
-        return any(part.adds for part in self.parts)
-
-    @once
-    def rotates(self) -> bool:
-        return any(part.rotates for part in self.parts)
-
-    @once
-    def has_temperature(self) -> bool:
-        return any(part.has_temperature for part in self.parts)
-
-    @once
-    def has_vectors(self) -> bool:
-        return any(part.has_vectors for part in self.parts)
+    adds, rotates = _any_part("adds"), _any_part("rotates")
+    has_temperature, has_vectors = _any_part("has_temperature"), _any_part("has_vectors")
 
     @once
     def window(self) -> int | None:

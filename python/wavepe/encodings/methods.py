@@ -60,7 +60,36 @@ class Query(NamedTuple):
 
 
 class Methods:
-    """The methods that say what an encoding does. Here none applies."""
+    """The methods that say what an encoding does. Here none applies.
+
+    Their arguments have the same meaning in all methods.
+
+    Parameters of the methods
+    -------------------------
+    positions : integer array (...) or scalar
+        Positions of tokens, counted from 0.
+    dim : int
+        Size of the token embeddings.
+    head_dim, heads : int
+        Head size, and number of query heads.
+    length : int, optional
+        In `absolute` and `rope_table` the length of the whole current sequence; None is the largest
+        position + 1. A decoding step with a cache must give it to an encoding that depends on it.
+        In `table` and `bias` the number of tokens that need rows. A row depends on its distance
+        alone, because modules ask for more tokens than there are.
+    trained_length : int, optional
+        Length of the sequences in training, for the encodings that need it.
+    causal : bool
+        True needs the distances delta = 0..length-1 only. False also needs the negative ones, from
+        1-length.
+    parameters : mapping of str to Tensor
+        Tensors with the names and shapes of `parameters`; empty if nothing is learned.
+    x : Tensor (B, m, dim)
+        The input of the attention layer.
+
+    Tables and biases are returned with their range: rows or numbers of delta = first..first+w-1,
+    and what stands for the deltas outside, "zero" or "edge" (the nearest row).
+    """
 
     name: ClassVar[str]
     learned: bool = False
@@ -140,24 +169,7 @@ class Methods:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Return the vectors to add to the token embeddings.
-
-        Parameters
-        ----------
-        positions : integer array (...) or scalar
-            Positions of tokens, counted from 0.
-        dim : int
-            Size of the token embeddings.
-        length : int, optional
-            Length of the current sequence; None is the largest position + 1. Many encodings do
-            not depend on it.
-        trained_length : int, optional
-            Length of the sequences in training. Many encodings do not depend on it.
-
-        Returns
-        -------
-        vectors : array (..., dim), float64
-        """
+        """Return the vectors to add to the token embeddings, float64 (..., dim)."""
         self._does_not_apply("absolute")
 
     def rope_table(
@@ -168,50 +180,14 @@ class Methods:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines and sines that rotate q and k at inference.
-
-        Parameters
-        ----------
-        positions : integer array (...) or scalar
-            Positions of tokens.
-        head_dim : int
-            Head size.
-        length : int, optional
-            Length of the whole current sequence; None is the largest position + 1. It matters
-            only for encodings whose frequencies follow the length. A decoding step with a cache
-            must give it.
-        trained_length : int, optional
-            Length of the sequences in training, for the encodings that need it.
-
-        Returns
-        -------
-        cos, sin : arrays (..., pairs), float32
-        """
+        """Return cosines and sines that rotate q and k at inference, each float32 (..., pairs)."""
         self._does_not_apply("rope_table")
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
-        """Return the table p of a relative encoding, a row for each distance.
+        """Return the table p of a relative encoding, float32 (w, head_dim).
 
-        Parameters
-        ----------
-        length : int
-            How many tokens the table is for. A row depends on its distance alone, because modules
-            ask for more tokens than there are.
-        head_dim : int
-            Head size.
-        causal : bool
-            True needs the distances delta = 0..length-1 only. False also needs the negative ones,
-            from 1-length.
-
-        Returns
-        -------
-        p : array (w, head_dim), float32
-            The rows of delta = first..first+w-1. There may be fewer rows than distances. A learned
-            encoding returns its initial values; of tables for each head, that of the first.
-        first : int
-            The delta of the first row.
-        beyond : str
-            What stands for rows outside the table: "zero" or "edge" (the nearest row).
+        There may be fewer rows than distances. A learned encoding returns its initial values; of
+        tables for each head, that of the first.
         """
         return Table(*self._initial_term("table", length, causal, head_dim=head_dim))
 
@@ -223,71 +199,29 @@ class Methods:
         return head_dim
 
     def slopes(self, heads: int) -> np.ndarray:
-        """Return the slope of each head; the score loses slope * abs(delta).
-
-        Parameters
-        ----------
-        heads : int
-            Number of query heads.
-
-        Returns
-        -------
-        slopes : array (heads,), float64
-        """
+        """Return float64 slopes (heads,); the score loses slope * abs(delta)."""
         self._does_not_apply("slopes")
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
-        """Return the bias of each head and distance; it is added to the score and not scaled.
+        """Return the bias of each head and distance, float64 (heads, w).
 
-        Parameters
-        ----------
-        length, causal
-            As in `table`.
-        heads : int
-            Number of query heads.
-
-        Returns
-        -------
-        b : array (heads, w), float64
-            The numbers of delta = first..first+w-1. A learned encoding returns its initial values.
-        first, beyond
-            As in `table`.
+        It is added to the score and not scaled. A learned encoding returns its initial values.
         """
         return Bias(*self._initial_term("bias", length, causal, heads=heads))
 
     def temperature(self, positions: ArrayLike) -> np.ndarray:
-        """Return the factor on the query of each position.
+        """Return the factor on the query of each position, float64; Tensors give a Tensor.
 
         It multiplies the products with keys and tables, but no slope and no bias.
-
-        Parameters
-        ----------
-        positions : array or Tensor (...)
-            Positions of the queries, counted from 0.
-
-        Returns
-        -------
-        factors : array or Tensor (...), float64
         """
         self._does_not_apply("temperature")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the names and initial values of what a learned encoding learns.
+        """Return the names and initial values, float64, of what a learned encoding learns.
 
         The front end turns them into tensors, owns them and trains them. Encodings that read the
-        layer's input take one more argument: dim, the size of a token's vector.
-
-        Parameters
-        ----------
-        head_dim : int
-            Head size.
-        heads : int
-            Number of query heads.
-
-        Returns
-        -------
-        parameters : dict of str to array, float64
-            In a combination a name is <part>.<parameter>.
+        layer's input take one more argument: dim, the size of a token's vector. In a combination a
+        name is <part>.<parameter>.
         """
         self._learns_not("parameters", "nothing")
 
@@ -296,112 +230,49 @@ class Methods:
     ) -> Table:
         """Return the table of a learned encoding for its parameters. It needs torch.
 
-        Parameters
-        ----------
-        length, causal
-            As in `table`.
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
-
-        Returns
-        -------
-        p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
-            In the dtype of the parameters, and differentiable in them.
-        first, beyond
-            As in `table`.
+        It is (w, head_dim), or (heads, w, head_dim) with a table for each head, in the dtype of the
+        parameters and differentiable in them.
         """
         self._learns_not("learned_table", "no table")
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> Bias:
-        """Return the bias of a learned encoding, for the arguments of `learned_table`.
-
-        Returns
-        -------
-        b : Tensor (heads, w)
-            In the dtype of the parameters, and differentiable in them.
-        first, beyond
-            As in `table`.
-        """
+        """Return the bias (heads, w) of a learned encoding, as `learned_table` does its table."""
         self._learns_not("learned_bias", "no bias")
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
-        """Return u, v and the projection of a learned encoding; `Query` has the formula.
-
-        The arguments of this method, `learned_sinks`, `input_query` and `input_decay` are
-        `parameters`, tensors with the names and shapes of `parameters()`, and x.
-        """
+        """Return u, v and the projection of a learned encoding; `Query` has the formula."""
         self._learns_not("learned_query", "nothing for the queries")
 
     def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return a number for each head that takes part in the softmax as a score without a value.
-
-        Returns
-        -------
-        sinks : Tensor (heads,)
-        """
+        """Return numbers (heads,) that join the softmax, each as a score without a value."""
         self._learns_not("learned_sinks", "no sinks")
 
     def score_vectors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        parameters: Mapping[str, Tensor],
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the vectors whose products are the scores. It needs torch.
+        """Return the vectors whose products are the scores, with any number of columns.
 
-        The vectors are made when they are needed: a cache holds k itself. The factor on the
-        products stays that of q's own size.
-
-        Parameters
-        ----------
-        q : Tensor (B, heads, m, d)
-            The queries, rotated if the encoding rotates.
-        k : Tensor (B, key heads, n, d)
-            The keys, likewise.
-        queries, keys : int64 Tensor (B|1, m) and (B|1, n)
-            Their places. Only differences of places matter.
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`; empty if nothing is learned.
-
-        Returns
-        -------
-        q, k : Tensors of the same dtype, with any number of columns
+        q is (B, heads, m, d), k (B, key heads, n, d), both rotated if the encoding rotates. Their
+        places are the int64 Tensors `queries` (B|1, m) and `keys` (B|1, n), of which only the
+        differences matter. The vectors are made when they are needed: a cache holds k itself. The
+        factor on the products stays that of q's own size.
         """
         self._does_not_apply("score_vectors")
 
     def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the queries of the table, which come from the layer's input. It needs torch.
+        """Return the queries of the table from the layer's input, (B, heads, m, columns).
 
         Their products with the table are added to the score, and not scaled.
-
-        Parameters
-        ----------
-        x : Tensor (B, m, dim)
-            The input of the attention layer, of the tokens of the queries.
-
-        Returns
-        -------
-        r : Tensor (B, heads, m, columns)
         """
         self._learns_not("input_query", "no queries from the input")
 
     def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return what each token adds to the scores of all earlier keys. It needs torch.
+        """Return what each token adds to the scores of all earlier keys, (B, heads, m).
 
-        The score of query i and key j gets the sum over the tokens j+1..i. It is not scaled.
-
-        Parameters
-        ----------
-        x : Tensor (B, n, dim)
-            The input of the attention layer.
-
-        Returns
-        -------
-        decay : Tensor (B, heads, n), float32 (float64 for float64 parameters)
+        The score of query i and key j gets the sum over the tokens j+1..i. It is not scaled, and
+        float32 (float64 for float64 parameters).
         """
         self._learns_not("input_decay", "no decay from the input")
 

@@ -55,17 +55,9 @@ class PoPE(Encoding):
         return {"delta": np.zeros((heads, head_dim))}
 
     def score_vectors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        parameters: Mapping[str, Tensor],
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        return (
-            self._turned(q, queries, parameters["delta"]),
-            self._turned(k, keys, None),
-        )
+        return self._turned(q, queries, parameters["delta"]), self._turned(k, keys, None)
 
     def _turned(self, x: Tensor, places: Tensor, delta: Tensor | None) -> Tensor:
         """Return softplus(x) e^(i phase) as real and imaginary parts: (B, heads, L, 2 d)."""

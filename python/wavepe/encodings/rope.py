@@ -220,15 +220,8 @@ class RoPE(Encoding):
     ) -> tuple[np.ndarray, float]:
         """Return the frequencies of the pairs, and the factor on cosines and sines.
 
-        Parameters
-        ----------
-        head_dim : int
-            The head size d, even.
-        length, trained_length : int, optional
-            Length of the current sequence and of the sequences in training. They are needed for
-            options with the value "scaled" and for the types dynamic and longrope.
-        training : bool
-            Ignore `inference_theta` and take `theta`.
+        Lengths are needed for options with the value "scaled" and for the types dynamic and
+        longrope. With `training`, `theta` stands for `inference_theta`.
 
         Returns
         -------
@@ -237,7 +230,6 @@ class RoPE(Encoding):
             `fraction` excludes. With partial_rotary_factor there may be fewer pairs, as in
             `wavepe.rope_frequencies`.
         attention_factor : float
-            The factor on cosines and sines.
 
         Raises
         ------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.relative_bias import Table
+from ..arrays.rope_frequencies import rope_frequencies
 from ..arrays.sinusoidal import sinusoidal
 from ..common import checks
 from .base import Encoding
@@ -93,11 +94,18 @@ class TransformerXL(Encoding):
     ) -> Table:
         if not self.biases:
             return super().learned_table(length, parameters, causal=causal)
-        from ._waves import sine_waves
+        import torch
+
+        from ..ops._common import wide
+        from ..ops._device_constant import device_constant
+        from ..ops._rope_table import rope_table
 
         projection = parameters["W_r"]
         first = 0 if causal else 1 - length
-        waves = sine_waves(first, length, projection.shape[-2], projection)
+        positions = torch.arange(first, length, device=projection.device)
+        inv_freq = device_constant(_frequencies, projection.shape[-2]).on(projection)
+        cos, sin = rope_table(positions, inv_freq, dtype=wide(projection))
+        waves = torch.stack((sin, cos), -1).flatten(-2).to(projection.dtype)
         return Table(waves @ projection, first)
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
@@ -110,3 +118,7 @@ class TransformerXL(Encoding):
         if head_dim % 2:
             raise ValueError(f"transformer_xl head_dim must be even, got {head_dim}")
         return head_dim
+
+
+def _frequencies(dim: int) -> np.ndarray:
+    return rope_frequencies(dim)[0]

@@ -194,12 +194,8 @@ class Wavelet(Encoding):
     def grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the scale and the shift of each column, both float64 (head_dim,).
 
-        For a wavelet of PyWavelets the scales are levels.
-
-        Raises
-        ------
-        ValueError
-            If the head size, or the rank, is not divisible by the number of scales.
+        For a wavelet of PyWavelets the scales are levels. ValueError if the head size, or the rank,
+        is not divisible by the number of scales.
         """
         scales: Any = self.scales
         count = len(scales) if isinstance(scales, tuple) else scales

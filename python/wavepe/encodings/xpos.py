@@ -70,12 +70,7 @@ class XPos(Encoding):
         return rope_table(positions, self.frequencies(head_dim)[0])
 
     def score_vectors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        parameters: Mapping[str, Tensor],
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         import torch
 

@@ -278,9 +278,7 @@ def _gradients(
         arguments += (*call[len(inputs) :], p_grad, bias_grad)
     with contextlib.nullcontext() if torch.is_grad_enabled() else below_autograd():
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
-    dsinks = None
-    if sinks_grad:
-        dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse)
+    dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse) if sinks_grad else None
     dq_rel = None if call.q_rel is None else dq_rel
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
 

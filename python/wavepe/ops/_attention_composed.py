@@ -25,28 +25,17 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 @report_out_of_memory("attention")
-def composed(call: Arguments, delta: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def composed(call: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
 
     bfloat16 and float16 are computed in float32, and the result is rounded once. The offset may be
     an int, too, and the mask floating point, which is added to the scores after the softcap.
-    `zones` are not read, because p holds the same values.
-
-    Parameters
-    ----------
-    delta : Tensor (B|1, 1, m, n) of int64, optional
-        The distances, if they are not those of the offset.
-
-    Returns
-    -------
-    out : Tensor (B, H, m, dv), q's dtype
-    lse : Tensor (B, H, m), float32 (float64 for float64)
-        For a query that sees no key it is the sink, or -inf without one.
-    weights : Tensor (B, H, m, n), lse's dtype
-        The weights after dropout. With a sink they sum to less than 1.
+    `zones` are not read, because p holds the same values. lse (B, H, m) of a query that sees no key
+    is its sink, or -inf. The weights (B, H, m, n) are those after dropout, and with a sink they sum
+    to less than 1. Both are float32 (float64 for float64).
     """
     dtype, wide_dtype = call.q.dtype, wide(call.q)
-    delta = distances(call.q, call.k, call.offset) if delta is None else delta
+    delta = distances(call.q, call.k, call.offset)
     added, mask = None, call.mask
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None
@@ -84,20 +73,14 @@ def attention_with_weights(
     *,
     p: Tensor | RelativeTable | None = None,
     dropout_p: float = 0.0,
-    delta: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` together with its weights.
 
     The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
-    window, and `delta` of `composed`. Only `mask` hides keys, as in PyTorch's attention: bool, or
-    floating point, which is added to the scores.
-
-    Returns
-    -------
-    out : Tensor (B, H, m, dv), q's dtype
-    weights : Tensor (B, H, m, n), float32 (float64 for float64)
-        The weights after dropout.
+    window. Only `mask` hides keys, as in PyTorch's attention: bool, or floating point, which is
+    added to the scores. The weights (B, H, m, n), those after dropout, are float32 (float64 for
+    float64).
     """
     if isinstance(p, RelativeTable):
         options["beyond"] = p.beyond
@@ -105,7 +88,7 @@ def attention_with_weights(
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
     call = Arguments(q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **options)
     with full_precision(q.device.type):
-        out, _, weights = composed(call, delta)
+        out, _, weights = composed(call)
     return out, weights
 
 

@@ -117,9 +117,7 @@ def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     )
     call = Arguments(*inputs[:COUNT])
     grads = [None if call[i] is None else x for i, x in zip(_DIFFERENTIABLE, grads, strict=False)]
-    dsinks = None
-    if sinks_grad:
-        dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse)
+    dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse) if sinks_grad else None
     return by_input(ctx, [*grads, dsinks])
 
 

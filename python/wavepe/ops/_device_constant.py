@@ -19,11 +19,6 @@ class DeviceConstant:
 
     The graph of a compiler takes the device's tensor as an input. With `Tensor.to` in the graph,
     every call would copy. Copies and pickles of the object hold the array alone.
-
-    Attributes
-    ----------
-    tensor : Tensor
-        The array on the CPU.
     """
 
     def __init__(self, array: np.ndarray) -> None:

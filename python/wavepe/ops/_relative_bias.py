@@ -191,17 +191,18 @@ def _setup_skew(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.size = x.shape[-1]
 
 
-def _skew_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _UNSKEW(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+def _transposed(op: Any) -> Any:
+    """Return the backward of skew or unskew, by the operator that is its transpose."""
 
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return op(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
 
-def _unskew_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _SKEW(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+    return backward
 
 
 register_autograd("relative_bias", _bias_backward, _setup_bias)
-register_autograd("relative_bias_skew", _skew_backward, _setup_skew)
-register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
+register_autograd("relative_bias_skew", _transposed(_UNSKEW), _setup_skew)
+register_autograd("relative_bias_unskew", _transposed(_SKEW), _setup_skew)
 
 
 # ---- torch.func, vmap and forward mode: torch's matrix product, then skew -----------------------
@@ -259,24 +260,13 @@ torch.library.register_vmap("wavepe::relative_bias_unskew", _vmap_leading(_UNSKE
 
 @torch.library.register_vmap("wavepe::relative_bias")
 def _(
-    info: Any,
-    in_dims: tuple,
-    q: Tensor,
-    p: Tensor,
-    keys: int,
-    first: int = 0,
-    beyond: str = "zero",
+    info: Any, in_dims: tuple, q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero"
 ) -> tuple[Tensor, int]:
     q_axis, p_axis, *_ = in_dims
     q = axis_first(q, q_axis, info.batch_size)
     if p_axis is None:
-        return _with_new_axis(q, p, keys, first, beyond), 0
+        # if q was (m, d) and p is (1, w, d), vmap's axis is not a head
+        p = p[0] if q.dim() == 3 and p.dim() == 3 else p
+        return _ops.relative_bias(q, p, keys, first, beyond), 0
     rows = zip(q, p.movedim(p_axis, 0), strict=True)
     return torch.stack([_ops.relative_bias(*row, keys, first, beyond) for row in rows]), 0
-
-
-def _with_new_axis(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
-    """Return relative_bias for a q with vmap's axis first."""
-    if q.dim() == 3 and p.dim() == 3:  # q was (m, d) and p is (1, w, d): vmap's axis is not a head
-        p = p[0]
-    return _ops.relative_bias(q, p, keys, first, beyond)

@@ -136,10 +136,7 @@ class RelativeTable:
         if isinstance(p, Table):
             p, first, beyond = with_range("p", p, first, beyond)
         values = _values(p)
-        check(
-            values.ndim in (2, 3),
-            f"p must be (w, d) or (H, w, d), got shape {values.shape}",
-        )
+        check(values.ndim in (2, 3), f"p must be (w, d) or (H, w, d), got shape {values.shape}")
         first = integer("first", first)
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":
@@ -176,36 +173,20 @@ class RelativeTable:
     def tensors(
         self, dtype: torch.dtype, device: torch.device | str
     ) -> tuple[Tensor, int, list[Tensor]]:
-        """Return the table as tensors of one dtype on one device.
+        """Return the rows as a tensor of one dtype on one device, first, and a low-rank form.
 
         The tensors are made once, and all calls get the same ones. They must not be written to.
         Their values are exact for float64. For other dtypes, errors up to 1e-7 of the typical size
         of a row are allowed; on CUDA, up to 1e-4 of it for bfloat16 and float16.
 
-        Parameters
-        ----------
-        dtype : torch.dtype
-            float32, float64, bfloat16 or float16.
-        device : torch.device or str
+        The low-rank form is ``[C0, U0, C1, U1, ...]``, in the order of rising delta. The rows of a
+        zone are ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) if U is (d, 0).
+        Together the zones hold all rows. The list is empty if no zone saves work: for float64, for
+        tables with heads or beyond="edge", and for irregular or small tables. On CUDA it holds what
+        ``_attention_gpu.zones.block_zones`` returns: a tensor (left, 0) for the number left, far
+        (64, zones, rank, d) and basis (rank, 64).
 
-        Returns
-        -------
-        p : Tensor (w, d) or (H, w, d), contiguous
-            The rows.
-        first : int
-            The delta of the first row.
-        zones : list of Tensor
-            The low-rank form ``[C0, U0, C1, U1, ...]``, in the order of rising delta. The rows of a
-            zone are ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) if U is
-            (d, 0). Together the zones hold all rows of p. The list is empty if no zone saves work:
-            for float64, for tables with heads or beyond="edge", and for irregular or small tables.
-            On CUDA it holds what ``_attention_gpu.zones.block_zones`` returns: a tensor (left, 0)
-            for the number left, far (64, zones, rank, d) and basis (rank, 64).
-
-        Raises
-        ------
-        RuntimeError
-            If the dtype or the device is wrong.
+        Raises RuntimeError if the dtype or the device is wrong.
         """
         before_marked()
         p, first, zones = getattr(self, self._attribute(dtype, device))

@@ -20,12 +20,7 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._torch_private import (
-    CAN_GO_BELOW_AUTOGRAD,
-    below_autograd,
-    transformed,
-    under_transforms,
-)
+from ._torch_private import CAN_GO_BELOW_AUTOGRAD, below_autograd, transformed, under_transforms
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
@@ -197,31 +192,19 @@ def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 @torch.library.register_fake("wavepe::rope")
-def _(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
-) -> Tensor:
+def _fake(x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> Tensor:
     check_device(x=x, cos=cos, sin=sin)
     _check_rope("x", x, cos, sin)
     return torch.empty_like(x)
 
 
 @torch.library.register_fake("wavepe::rope_")
-def _(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
-) -> None:
-    check_device(x=x, cos=cos, sin=sin)
-    _check_rope("x", x, cos, sin)
+def _(*arguments: Any) -> None:
+    _fake(*arguments)
 
 
 @torch.library.register_fake("wavepe::rope_qk")
-def _(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool = False,
-    inverse: bool = False,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> tuple[Tensor, Tensor]:
     check_device(q=q, k=k, cos=cos, sin=sin)
     _check_rope("q", q, cos, sin)
     _check_rope("k", k, cos, sin)
@@ -316,9 +299,8 @@ register_autograd("rope_qk", _backward, _setup_context)
 # ---- vmap: the new axis joins x's batch, and the tables follow ----------------------------------
 
 
-def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
-    """Return x (B, H, L, d), (H, L, d) or (L, d) as (size * B, H, L, d): vmap's axis joins B."""
-    x = axis_first(x, axis, size)
+def _fold(x: Tensor) -> Tensor:
+    """Return x (size, B, H, L, d), (size, H, L, d) or (size, L, d) as (size * B, H, L, d)."""
     while x.dim() < 4:
         x = x.unsqueeze(1)
     return x if x.dim() == 4 else x.flatten(0, 1)
@@ -333,57 +315,29 @@ def _fold_table(table: Tensor, axis: int | None, size: int, batch: int) -> Tenso
     return table.expand(size, batch, *table.shape[2:]).flatten(0, 1)
 
 
-def _unfold(y: Tensor, x: Tensor, axis: int | None, size: int) -> Tensor:
-    """Return y in the shape of x, vmap's axis first."""
-    return y.reshape(axis_first(x, axis, size).shape)
-
-
-def _vmap(
-    op: Any,
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    tensors: tuple[Tensor, ...],
-    cos: Tensor,
-    sin: Tensor,
-    *flags: bool,
-) -> tuple[Tensor, ...]:
+def _vmap(op: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> list[Tensor]:
+    """Return the results of rope or rope_qk, vmap's axis first."""
     size = info.batch_size
-    axes, (cos_axis, sin_axis) = in_dims[: len(tensors)], in_dims[len(tensors) :][:2]
-    folded = [_fold(x, axis, size) for x, axis in zip(tensors, axes, strict=True)]
-    batched = tensors[0].dim() - (axes[0] is not None) == 4
-    batch = folded[0].shape[0] // size if batched else 1
-    cos, sin = _fold_table(cos, cos_axis, size, batch), _fold_table(sin, sin_axis, size, batch)
-    out = op(*folded, cos, sin, *flags)
+    pairs = zip(arguments, in_dims, strict=True)
+    inputs = [(x, axis) for x, axis in pairs if isinstance(x, Tensor)]
+    flags = arguments[len(inputs) :]
+    tensors = [axis_first(x, axis, size) for x, axis in inputs[:-2]]
+    batch = tensors[0].shape[1] if tensors[0].dim() == 5 else 1
+    tables = [_fold_table(table, axis, size, batch) for table, axis in inputs[-2:]]
+    out = op(*map(_fold, tensors), *tables, *flags)
     out = (out,) if isinstance(out, Tensor) else out
-    return tuple(_unfold(y, x, axis, size) for y, x, axis in zip(out, tensors, axes, strict=True))
+    return [y.reshape(x.shape) for y, x in zip(out, tensors, strict=True)]
 
 
 @torch.library.register_vmap("wavepe::rope")
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool = False,
-    inverse: bool = False,
-) -> tuple[Tensor, int]:
-    (out,) = _vmap(_ROPE, info, in_dims, (x,), cos, sin, interleaved, inverse)
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+    (out,) = _vmap(_ROPE, info, in_dims, *arguments)
     return out, 0
 
 
 @torch.library.register_vmap("wavepe::rope_qk")
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool = False,
-    inverse: bool = False,
-) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-    return _vmap(_ROPE_QK, info, in_dims, (q, k), cos, sin, interleaved, inverse), (0, 0)
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, int]]:
+    return tuple(_vmap(_ROPE_QK, info, in_dims, *arguments)), (0, 0)
 
 
 def _refuse_gradients_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
@@ -118,11 +119,7 @@ def _check_arguments(offsets: Tensor, scale: Tensor, shift: Tensor) -> None:
 
 @torch.library.register_fake("wavepe::wavelet_table")
 def _fake(
-    offsets: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    kind: str = "ricker",
-    mirrored: bool | None = None,
+    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str = "ricker", *_: bool | None
 ) -> Tensor:
     _check_arguments(offsets, scale, shift)
     check_choice("kind", kind, KINDS)
@@ -130,8 +127,8 @@ def _fake(
 
 
 @torch.library.register_fake("wavepe::wavelet_table_backward")
-def _(
-    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+def _fake_backward(
+    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return scale.new_empty(scale.shape), shift.new_empty(shift.shape)
 
@@ -141,17 +138,18 @@ def _setup_wavelet(ctx: Any, inputs: tuple, output: Any) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _wavelet_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _ops.wavelet_table_backward(grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored)
-    return None, *grads, None, None
+def _backward_by(gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backward whose gradients of scale and shift the function computes."""
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = gradients(grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored)
+        return None, *grads, None, None
+
+    return backward
 
 
 def _standard(
-    offsets: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    kind: str,
-    mirrored: bool | None,
+    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> Tensor:
     """Return the table of a kind of the C core in operators of torch, as csrc/kernels/psi.h."""
     check(
@@ -177,7 +175,7 @@ def _standard(
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 
 
-register_autograd("wavelet_table", _wavelet_backward, _setup_wavelet)
+register_autograd("wavelet_table", _backward_by(_ops.wavelet_table_backward), _setup_wavelet)
 not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
 
 
@@ -218,11 +216,7 @@ def _sampled_backward(
     return _like(scale, grad_scale), _like(shift, grad_shift)
 
 
-@_sampled_backward.register_fake
-def _(
-    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
-) -> tuple[Tensor, Tensor]:
-    return scale.new_empty(scale.shape), shift.new_empty(shift.shape)
+_sampled_backward.register_fake(_fake_backward)
 
 
 def _check_sampled(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str) -> None:
@@ -268,13 +262,7 @@ def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:
     _setup_wavelet(ctx, inputs, output)
 
 
-def _sampled_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    grads = _ops.sampled_wavelet_table_backward(grad, *tensors, ctx.kind, ctx.mirrored)
-    return None, *grads, None, None
-
-
-_sampled.register_autograd(_sampled_gradients, setup_context=_setup_sampled)
+_sampled.register_autograd(_backward_by(_sampled_backward), setup_context=_setup_sampled)
 not_differentiable("sampled_wavelet_table_backward", "its inputs (a second derivative)")
 
 
@@ -293,12 +281,8 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError("wavepe: wavelet_table has no second derivative; detach its gradients")
 
 
-def _once(gradients: Any) -> Callable:
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args = grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored
-        return None, *_Gradients.apply(gradients, *args), None, None
-
-    return backward
+def _once(gradients: Any) -> Callable[..., Any]:
+    return _backward_by(functools.partial(_Gradients.apply, gradients))
 
 
 class _Table(torch.autograd.Function):

@@ -13,13 +13,7 @@ from .vectors import graph_range, graph_vectors, range_of, to_torch, vectors
 
 
 class AbsoluteVectors:
-    """The vectors that an encoding adds to token embeddings, as tensors.
-
-    Attributes
-    ----------
-    encoding : Encoding
-        The parts that add vectors.
-    """
+    """The vectors that the parts of an encoding add to token embeddings, as tensors."""
 
     def __init__(self, encoding: Encoding, dim: int, trained_length: int | None) -> None:
         self.encoding = combine([(part, None) for part in encoding.parts if part.adds])

@@ -17,14 +17,7 @@ from .tables import refuse_trace
 class CacheState:
     """The facts about the tokens in a cache that an encoding needs.
 
-    Attributes
-    ----------
-    length : int
-        The number of tokens.
-    frequencies : Frequencies or None
-        The frequencies that rotated the cached keys.
-    learned : LearnedCache
-        Tables of learned encodings.
+    They are the number of tokens, the frequencies that rotated the keys, and the learned tables.
     """
 
     def __init__(self, length: int = 0) -> None:
@@ -95,20 +88,9 @@ class PositionEncoding(Learned):
     ) -> tuple[Tensor, Tensor, Rotated | None]:
         """Rotate queries and keys of the new tokens by their positions.
 
-        Parameters
-        ----------
-        q, k : Tensor (B, H, m, d), (B, Hk, L, d)
-            The queries belong to the last m of the L tokens.
-        positions : int64 Tensor (B|1, L), optional
-            None counts on from the tokens in the cache.
-        state : CacheState, optional
-            The state of the cache, which holds the tokens before these.
-
-        Returns
-        -------
-        q, k : Tensors
-        rotated : Rotated or None
-            What `attend` needs to know of the rotation.
+        k (B, Hk, L, d) holds the keys of L tokens, and q (B, H, m, d) the queries of the last m.
+        `positions` (B|1, L) None counts on from the tokens in the cache, whose state is given. The
+        third result is for `attend`; None if nothing is rotated.
         """
         schedule = self._schedule
         if schedule is None:
@@ -151,16 +133,8 @@ class PositionEncoding(Learned):
     ) -> Terms:
         """Return the learned terms of the encoding, for `attend`.
 
-        Parameters
-        ----------
-        tokens : int
-            The number of tokens, with those in the cache.
-        state : CacheState, optional
-            The state of the cache.
-        shared : mapping of str to LearnedTerms, optional
-            The terms that another module learns for several layers.
-        x : Tensor (B, L, dim), optional
-            The input of the layer, of the new tokens.
+        `tokens` counts those in the cache, too. `shared` are the terms that another module learns
+        for several layers, and x (B, L, dim) is the input of the layer, of the new tokens.
         """
         if self._depends_on_length:
             refuse_trace(self.encoding)

@@ -39,16 +39,9 @@ def with_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return q and k with columns whose products, times `factor`, are the sums of the decay.
 
-    The sum over the tokens j+1..i is a number of query i less one of key j.
-
-    Parameters
-    ----------
-    q, k : Tensor (B, H, m, d), (B, Hk, n, d)
-    decay : Tensor (B, H, n), float64
-    queries : int64 Tensor (B|1, m)
-        The indices of the keys at the places of the queries.
-    factor : float
-        The factor on the products.
+    q is (B, H, m, d), k (B, Hk, n, d) and decay (B, H, n). The sum over the tokens j+1..i is a
+    number of query i less one of key j. `queries` (B|1, m) are the indices of the keys at the
+    places of the queries.
     """
     batch, heads, rows, _ = q.shape
     total = decay.cumsum(-1) / factor

@@ -90,19 +90,9 @@ class Learned(nn.Module):
     float32 in a model of bfloat16 or float16, because bfloat16 would round away a training step of
     a shift. In a float64 model they are float64.
 
-    Parameters
-    ----------
-    encoding : Encoding
-    head_dim, heads : int
-    causal : bool
-        Whether tables have distances from 0 on only.
-    layer : bool, optional
-        True: the parameters that each layer has for itself. False: those that layers share. None:
-        all of them.
-    dim : int, optional
-        Size of the layer's input, for encodings that read it.
-    device, dtype : optional
-        Of the parameters.
+    `layer` True: the parameters that each layer has for itself. False: those that layers share.
+    None: all of them. `causal` tables have distances from 0 on only. `dim` is the size of the
+    layer's input, for encodings that read it.
     """
 
     def __init__(
@@ -205,16 +195,9 @@ class Learned(nn.Module):
         as soon as backward has left its inputs. With queries it would leave after one layer, and
         drop the gradients of the others.
 
-        Parameters
-        ----------
-        keys : int
-            The number of tokens.
-        cache : LearnedCache, optional
-            Of a generation.
-        shared : mapping of str to LearnedTerms, optional
-            For the parameters of a layer: the terms of the module that layers share.
-        x : Tensor (B, m, dim), optional
-            The input of the layer, for encodings that read it. Layers do not share their module.
+        For the parameters of a layer, `shared` are the terms of the module that layers share. x
+        (B, m, dim) is the input of the layer, for encodings that read it: layers do not share the
+        module of such an encoding.
         """
         shared = shared or None
         if self._parts and self._reads_input:

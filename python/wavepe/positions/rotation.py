@@ -136,19 +136,10 @@ def angles(
     precision: str = "exact",
     start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin for queries and keys at `positions`.
+    """Return cos and sin, (L, h) or (1|B, L, h), for queries and keys q (B, H, L, d).
 
-    Parameters
-    ----------
-    q : Tensor (B, H, L, d)
-        Queries or keys; its length, device and dtype are read.
-    positions : integer Tensor (L,) or (B|1, L), optional
-        None is start..start+L-1.
-
-    Returns
-    -------
-    cos, sin : Tensors (L, h) or (1|B, L, h)
-        float64 for float64 q, otherwise float32.
+    `positions` are integers (L,) or (B|1, L); None is start..start+L-1. Results are float64 for
+    float64 q, otherwise float32.
     """
     refuse_trace(frequencies.label)
     dtype, device = wide(q), q.device
@@ -186,13 +177,7 @@ def _first_rows(
 class Rotated(NamedTuple):
     """How queries were rotated, for the terms that read them without the rotation.
 
-    Attributes
-    ----------
-    cos, sin : Tensor (m, h) or (1|B, m, h)
-        For the queries.
-    interleaved : bool
-    unrotated_q : Tensor (B, H, m, d), optional
-        The queries before the rotation; None: they are rotated back.
+    cos and sin are (m, h) or (1|B, m, h). Without `unrotated_q`, the queries are rotated back.
     """
 
     cos: Tensor

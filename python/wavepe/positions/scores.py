@@ -33,13 +33,8 @@ NOTHING = LearnedTerms()
 class _Constant(NamedTuple):
     """The sum of constant tables or biases of some parts.
 
-    Attributes
-    ----------
-    encoding : Encoding
-    name : str
-        Its name for a compiler: a guard of the graph, so that each encoding has its own graph.
-    query : str
-        The name of the part that learns the query of the table; "" if no part does.
+    A compiler guards the name, so that each encoding has its own graph. `query` is the name of the
+    part that learns the query of the table; "" if no part does.
     """
 
     encoding: Encoding
@@ -53,34 +48,16 @@ class _Constant(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """The terms of one device and dtype, as far as they do not depend on the queries.
+    """The terms of one device and dtype, as far as they do not depend on the queries."""
 
-    Attributes
-    ----------
-    arguments : dict
-        Arguments of `ops.attention`.
-    shift : Tensor (H, 1, d), optional
-        The vector that is added to the queries for the keys.
-    query : Query, optional
-        How the queries read the only table: v (H, 1, d) and the projection.
-    is_separate : bool
-        Whether the table needs queries of its own.
-    joined : list of (table, Query or None)
-        Tables that become columns of one table, each with queries of its own.
-    from_input : list of (table, Tensor)
-        Tables that the input reads, with their queries.
-    sinks : list of Tensor (H,)
-    low, high, definitions : int
-        The terms serve low < keys <= high, until another registration.
-    """
-
-    arguments: dict[str, Any]
-    shift: Tensor | None
-    query: Query | None
-    is_separate: bool
-    joined: list[tuple[Any, Query | None]]
-    from_input: list[tuple[Any, Tensor]]
-    sinks: list[Tensor]
+    arguments: dict[str, Any]  # of `ops.attention`
+    shift: Tensor | None  # the vector (H, 1, d) that is added to the queries for the keys
+    query: Query | None  # how the queries read the only table: v (H, 1, d) and the projection
+    is_separate: bool  # whether the table needs queries of its own
+    joined: list[tuple[Any, Query | None]]  # tables that become columns of one table
+    from_input: list[tuple[Any, Tensor]]  # tables that the input reads, with their queries
+    sinks: list[Tensor]  # each (H,)
+    # The terms serve low < keys <= high, until another registration.
     low: int = 0
     high: int = 0
     definitions: int = 0
@@ -168,16 +145,10 @@ class Scores:
     ) -> dict[str, Any]:
         """Return the arguments of `ops.attention` that the encoding sets, with queries and keys.
 
-        Parameters
-        ----------
-        q, k : Tensor (B, H, m, d), (B, Hk, n, d)
-            Queries and keys, rotated if `rotated` is given. With a decay from the input,
-            `with_decay` has added columns to the keys.
-        sinks : Tensor (H,), optional
-            Sinks of the layer itself.
-        named : bool
-            Give a single constant table by the arguments "name" and "one_sided" of
-            `attention_of_encoding`.
+        q (B, H, m, d) and k (B, Hk, n, d) are rotated if `rotated` is given. With a decay from the
+        input, `with_decay` has added columns to the keys. `sinks` (H,) are those of the layer
+        itself. `named` gives a single constant table by the arguments "name" and "one_sided" of
+        `attention_of_encoding`.
         """
         if self._changes_vectors and q.dtype == torch.float16:  # it does not reach far enough
             q, k = q.float(), k.float()
@@ -363,11 +334,7 @@ class Scores:
         kernel_args |= {"q": q, "k": k}
 
     def _join(
-        self,
-        kernel_args: dict[str, Any],
-        joined: list[tuple[Any, Tensor]],
-        q: Tensor,
-        keys: int,
+        self, kernel_args: dict[str, Any], joined: list[tuple[Any, Tensor]], q: Tensor, keys: int
     ) -> None:
         """Add tables that have queries of their own, as more columns if there is a table."""
         queries = [r for _, r in joined]

@@ -13,14 +13,9 @@ from ..ops._compiler import wants_standard
 class TokenIndices(NamedTuple):
     """Where queries and keys stand.
 
-    Attributes
-    ----------
-    offset : int or Tensor () or (B,), optional
-        The index of the key at the place of the first query; None: the queries come last.
-    positions : integer Tensor (m,) or (B|1, m), optional
-        The positions of the queries; None: their places.
-    key_mask : bool Tensor (B|1, n), optional
-        False for tokens that no query sees.
+    `offset`, int or Tensor () or (B,), is the index of the key at the place of the first query;
+    None: the queries come last. `positions` (m,) or (B|1, m) of the queries are their places if
+    None. `key_mask` (B|1, n) is False for tokens that no query sees.
     """
 
     offset: int | Tensor | None = None

@@ -109,9 +109,7 @@ def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
     for b in range(0, batch, batches):
         for h in range(0, key_heads, heads_at_once):
             yield Chunk(
-                call,
-                slice(b, min(b + batches, batch)),
-                slice(h, min(h + heads_at_once, key_heads)),
+                call, slice(b, min(b + batches, batch)), slice(h, min(h + heads_at_once, key_heads))
             )
 
 

@@ -25,24 +25,11 @@ def block_zones(
 ) -> tuple[int, np.ndarray, np.ndarray] | None:
     """Return the low-rank zones at both ends of the table p (w, d), or None if none saves work.
 
-    Parameters
-    ----------
-    p : array (w, d)
-        The table.
-    first : int
-        The delta of its first row.
-    tolerance : float
-        The largest error of an entry.
-
-    Returns
-    -------
-    left : int
-        The number of these zones before the other zones. The rest of them come after.
-    far : array (64, zones, rank, d)
-        ``far[t % 64, zone]`` times a query at position t gives the query's numbers in that zone.
-    basis : array (rank, 64)
-        Orthonormal rows. ``basis.T @ far[t % 64, zone]`` are the zone's rows of p, up to
-        `tolerance` in every entry.
+    - left: the number of these zones before the other zones. The rest of them come after.
+    - far (64, zones, rank, d): ``far[t % 64, zone]`` times a query at position t gives the query's
+      numbers in that zone.
+    - basis (rank, 64), orthonormal: ``basis.T @ far[t % 64, zone]`` are the zone's rows of p, up to
+      `tolerance` in every entry.
     """
     if len(p) > _LONGEST:
         return None
