@@ -21,6 +21,7 @@ from attention_cases import (
     torch,
 )
 from cases import generator
+from wavepe.ops._attention_checks import Arguments
 
 SHAPES = [
     Shape(2, 4, 2, 7, 9, 8, 0),
@@ -36,7 +37,7 @@ def raw(function, arguments, dropout_p, seed):
     given = (None, 0, "zero", None, None, False, *[None] * 7, dropout_p, torch.tensor(seed))
     qkv = (arguments[name] for name in "qkv")
     if function is composed:
-        return dense(*qkv, *given)[0]
+        return dense(Arguments(*qkv, *given))[0]
     return torch.ops.wavepe.attention_forward(*qkv, *given, [])[0]
 
 
