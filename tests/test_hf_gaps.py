@@ -291,3 +291,19 @@ def test_an_exported_program_refuses_gaps(spec):
         assert close(got, logits(model, ids, position_ids=good, use_cache=False), 1e-5)
     with pytest.raises(RuntimeError, match="positions must rise by 1 per token"):
         program(**given | {"position_ids": positions + 3 * (positions >= 5)})
+
+
+def test_windows_of_a_static_cache_drop_the_columns_of_padding():
+    """The mask of such a cache has a column for each key that is left, not for each token."""
+    model = wavepe.hf.patch(build("mistral"), "wavelet:scales=4")
+    ids, mask = tokens(2, 13), torch.ones(2, 13, dtype=torch.long)
+    mask[1, :9] = 0
+    options = {
+        "attention_mask": mask,
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "disable_compile": True,
+    }
+    whole = model.generate(ids, **options, use_cache=False)
+    chunked = model.generate(ids, **options, cache_implementation="static", prefill_chunk_size=4)
+    assert torch.equal(chunked, whole)
