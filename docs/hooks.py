@@ -183,7 +183,8 @@ def _api() -> dict[str, str]:
     """Every public name that has a docstring on a page of the API, and that page."""
     pages = {}
     for path in (DOCS / "reference" / "api").glob("*.md"):
-        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.M):
+        names = r"^(?:::: |<span id=\")([\w.]+)"
+        for name in re.findall(names, path.read_text("utf-8"), re.M):
             pages[name] = path.relative_to(DOCS).as_posix()
     return pages | {f"wavepe.{name}": pages["wavepe"] for name in UFUNCS}
 

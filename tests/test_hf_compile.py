@@ -92,7 +92,7 @@ def test_export_for_every_length(spec):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_library_of_aotinductor(tmp_path):
-    """A process that imports torch and wavepe.positions alone runs it, and the exported program."""
+    """A process that imports torch and wavepe.nn alone runs it, and the exported program."""
     model, ids = patched_tiny(WAVELET, **ONE), tokens(2, 9)
     shapes = {"ids": {1: torch.export.Dim("length", min=2)}}
     with torch.no_grad():
@@ -102,12 +102,12 @@ def test_a_library_of_aotinductor(tmp_path):
     torch.export.save(program, tmp_path / "program.pt2")
     torch.save(tokens(2, 300), tmp_path / "ids.pt")
     script = """
-import sys, torch, wavepe.positions
+import sys, torch, wavepe.nn
 library = torch._inductor.aoti_load_package(sys.argv[1])
 program = torch.export.load("program.pt2").module()
 with torch.no_grad():
     torch.save([f(torch.load("ids.pt")) for f in (library, program)], "out.pt")
-assert not {"transformers", "wavepe.nn"} & set(sys.modules)
+assert not {"transformers", "wavepe.hf"} & set(sys.modules)
 """
     output("-c", script, library, cwd=tmp_path)
     for got in torch.load(tmp_path / "out.pt"):
