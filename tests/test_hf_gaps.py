@@ -307,3 +307,45 @@ def test_windows_of_a_static_cache_drop_the_columns_of_padding():
     whole = model.generate(ids, **options, use_cache=False)
     chunked = model.generate(ids, **options, cache_implementation="static", prefill_chunk_size=4)
     assert torch.equal(chunked, whole)
+
+
+@names(("wavelet:scales=4", "alibi", "window:size=4+rope", "pope:theta=30"))
+def test_left_padding_in_a_mask_of_pairs(spec):
+    """A token that sees no other token, and that no other token sees, is padding."""
+    model, mask = patched_tiny(spec), torch.ones(2, 8, dtype=torch.long)
+    mask[1, :3] = 0
+    pairs = torch.ones(8, 8, dtype=torch.bool).tril() & mask.bool()[:, None, None]
+    pairs = pairs | torch.eye(8, dtype=torch.bool)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ids = tokens(2, 8)
+    got = logits(model, ids, attention_mask=pairs, position_ids=positions, use_cache=False)
+    assert close(got[1:, 3:], logits(model, ids[1:, 3:]), 1e-5)
+
+
+def test_siblings_in_a_mask_of_pairs_are_no_padding():
+    """Nobody sees a leaf of a tree, but the leaf sees others."""
+    positions, visible = torch.tensor([[0, 1, 2, 7, 4]]), torch.ones(5, 5, dtype=torch.bool).tril()
+    visible[4, 3] = False
+    with pytest.raises(ValueError, match="measures distances in tokens"):
+        logits(
+            patched_tiny("alibi"), IDS[:, :5], attention_mask=visible[None, None],
+            position_ids=positions, use_cache=False,
+        )  # fmt: skip
+
+
+def test_layers_that_reuse_keys_take_their_decay_with_and_without_a_cache():
+    model = wavepe.hf.patch(build("gemma4_text"), "fox")
+    assert any(layer.self_attn.is_kv_shared_layer for layer in model.model.layers)
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "position_encoding" in name:
+            weight.data += torch.randn(weight.shape, generator=generator)
+    assert close(logits(model, IDS, use_cache=False), logits(model, IDS, use_cache=True), 1e-5)
+
+
+def test_a_static_cache_without_room_for_the_decay():
+    model = patched_tiny("fox")
+    cache = StaticCache(config=model.config, max_cache_len=8)
+    cache.early_initialization(1, 2, 8, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"StaticCache has no room for the decay.*DynamicCache"):
+        logits(model, IDS[:, :5], past_key_values=cache)

@@ -198,7 +198,13 @@ def _learned(
     if position_bias is not None and position_bias.shape[-1]:
         terms = {**terms, inkling.OWN: inkling.own_terms(module, position_bias)}
     if score.has_decay and k.shape[-1] == q.shape[-1]:  # there is no cache
-        k = score.with_decay(k, terms)
+        # Layers that reuse keys take their decay, too, as they do from a cache.
+        if families.stores_keys(module):
+            pass_.stored_terms[module.layer_type] = terms
+        stored: Terms | None = None
+        if families.reuses_keys(module):
+            stored = pass_.stored_terms.get(module.layer_type)
+        k = score.with_decay(k, terms if stored is None else stored)
     return k, terms
 
 

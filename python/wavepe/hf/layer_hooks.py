@@ -72,7 +72,13 @@ class CacheWithDecay:
 
     def update(self, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Add keys and values to the cache, and return all of them."""
-        return self._cache.update(self._add(keys), *args, **kwargs)
+        try:
+            return self._cache.update(self._add(keys), *args, **kwargs)
+        except RuntimeError as error:  # its keys were allocated without the columns
+            raise ValueError(
+                f"this {type(self._cache).__name__} has no room for the decay of each token, which "
+                "the position encoding keeps beside the keys: use a DynamicCache"
+            ) from error
 
 
 class AnglesAndPass(NamedTuple):

@@ -91,6 +91,7 @@ class Pass:
         self.compiling = is_compiling()
         self.offsets: dict[str, int | Tensor] = {}  # of layers whose keys others reuse, by type
         self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
+        self.stored_terms: dict[str, Terms] = {}  # of layers whose keys others reuse, by type
 
     def mask_parts(self, mask: Tensor) -> masks.MaskParts:
         """Return `masks.mask_parts` of a mask, which most layers share."""
@@ -133,7 +134,9 @@ class Pass:
             mask = max(made, key=lambda value: value.shape[-1], default=None)
         if not isinstance(mask, Tensor) or tokens is None:
             return None
-        if mask.ndim != 2 and not (mask.ndim == 4 and mask.shape[1:3] == (1, 1)):
+        if mask.ndim == 4 and mask.shape[1:3] != (1, 1):
+            return self._real_by_pairs(mask)
+        if mask.ndim not in (2, 4):
             return None
         total = self.cached + tokens.shape[1]
         real = mask.flatten(1)[:, :total] != 0
@@ -143,6 +146,17 @@ class Pass:
             # Windows have dropped the first keys of a static cache, and nobody asks for those.
             real = pad(real, (int(total - mask.shape[-1]), 0), value=True)
         return real.expand(tokens.shape[0], -1)
+
+    def _real_by_pairs(self, mask: Tensor) -> Tensor | None:
+        """Return the tokens that see another token or are seen, if there is no cache."""
+        tokens: Any = self.tokens
+        count = tokens.shape[1]
+        added = mask.is_floating_point()
+        if mask.shape[-2:] != (count, count) or not (added or mask.dtype == torch.bool):
+            return None
+        visible = mask > torch.finfo(mask.dtype).min / 2 if added else mask
+        others = visible.any(1) & ~torch.eye(count, dtype=torch.bool, device=mask.device)
+        return (others.any(-1) | others.any(-2)).expand(tokens.shape[0], -1)
 
 
 def caches_in(output: Any) -> Iterable[Any]:

@@ -120,7 +120,8 @@ def _look(pass_: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | 
     after = real & (before >= 0)
     begins = after & (step <= 0)
     if counting is not None:
-        pairs = isinstance(pass_.mask, Tensor) and pass_.mask.ndim == 4 and known is None
+        mask = pass_.mask
+        pairs = isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
         good = ~after | (step == index - before)
         good = good if pairs else good | begins  # a mask of queries x keys packs nothing
         if waits or pass_.compiling:
