@@ -477,3 +477,10 @@ def test_several_tables_are_scaled_as_one(family):
                     x.copy_(torch.zeros_like(x) if "shaw" in name else x + waves)
         found.append(logits(model, ids))
     assert close(*found, FLOAT32)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "phi3", "stablelm"])
+def test_xpos_needs_heads_that_rotate_as_a_whole(family):
+    """Its factors would differ within a rotated pair, and the scores depend on the positions."""
+    with pytest.raises(ValueError, match=r"^xpos scales the pairs \(i, i \+ \d\) of a whole head"):
+        wavepe.hf.patch(build(family), "xpos")

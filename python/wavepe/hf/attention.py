@@ -39,18 +39,12 @@ NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
-    "position_ids",
-    "cache_position",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "num_items_in_batch",
+    "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
+    "max_length_k", "num_items_in_batch", "token_type_ids",
     "shift_labels",  # for the loss
-    "token_type_ids",
     "mm_token_type_ids",  # the mask holds their effect
     "seq_idx",  # packed sequences again, for Mamba layers
-)
+)  # fmt: skip
 # Arguments that need no look at their values in each layer.
 HARMLESS = frozenset((*IGNORED, PASS, "use_cache", "is_causal", "output_attentions"))
 

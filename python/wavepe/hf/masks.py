@@ -1,9 +1,7 @@
 """Masks of patched models: one number for each key, not a tensor of queries x keys.
 
-transformers calls `attention_mask` for each forward pass, once for each type of layer. The
-attention function knows causality and the window already. What remains is one number for each key:
-0 for padding, else the number of the packed sequence that the key belongs to. The mask has four
-dimensions, because transformers leaves such masks as they are.
+The attention function knows causality and the window. The number of a key is 0 for padding, else
+that of its packed sequence. transformers leaves masks of four dimensions as they are.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ def reading_waits(device: torch.device) -> bool:
 def may_read_values(device: torch.device, config: Any) -> bool:
     """Return whether a pass may read the values of its mask, to drop a mask that hides nothing.
 
-    A compiler cannot branch on values. If reading waits for the device, it is worth it only for
-    layers that use PyTorch's attention, which is much faster without a mask.
+    Where reading waits for the device, PyTorch's attention alone gains more without a mask.
     """
     if torch.compiler.is_compiling():
         return False
