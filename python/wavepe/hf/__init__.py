@@ -50,5 +50,6 @@ def __getattr__(name: str) -> _Any:
 
 __all__ = [
     *_classes, "Adapted", "adapt", "convert", "encoding_of", "fix_length", "parameter_groups",
-    "patch", "patch_llama", "patched", "set_theta", "supported_families", "unpatch", "unpatch_llama",
+    "patch", "patch_llama", "patched", "set_theta", "supported_families", "unpatch",
+    "unpatch_llama",
 ]  # fmt: skip

@@ -52,8 +52,7 @@ class PassHooks:
             pass_.weights = module.config.output_attentions
         if self.reads_positions and pass_.positions is None:
             pass_.set_positions(pass_.positions_by_mask())
-        if self.cuts_logits:
-            # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
+        if self.cuts_logits:  # Gemma 4 would cut the angles of its last layers
             kwargs["logits_to_keep"] = None
         read_sequences(pass_, module, self.counting)
         if self.absolute is not None:
