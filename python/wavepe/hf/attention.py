@@ -1,10 +1,9 @@
 """The attention "wavepe": score = ((q + u).k + (q + v).p_delta) * scaling - slope * |delta|.
 
 A family with a softcap c applies c * tanh(score / c) after that. `wavepe.ops.attention` computes
-every layer, and it holds no tensor of queries x keys. There are two exceptions. Such a tensor is
-built when the caller asks for the weights or gives a mask to be added to the scores. And where the
-device has no kernel for it, a layer whose encoding leaves the scores alone uses PyTorch's
-attention.
+every layer without a tensor of queries x keys, with two exceptions. Weights that the caller wants
+and masks that are added to the scores need one. And where the device has no kernel, PyTorch's
+attention serves layers whose encoding leaves the scores alone.
 
 transformers knows this function as the attention "wavepe", and `masks.attention_mask` as the mask
 of the same name. Without a registered mask, transformers would pass no mask, and queries would see
