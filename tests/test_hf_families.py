@@ -479,7 +479,7 @@ def test_several_tables_are_scaled_as_one(family):
     assert close(*found, FLOAT32)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "phi3", "stablelm"])
+@pytest.mark.parametrize("family", sorted({"gpt_neox", "phi3", "stablelm"} & {*FAMILIES}))
 def test_xpos_needs_heads_that_rotate_as_a_whole(family):
     """Its factors would differ within a rotated pair, and the scores depend on the positions."""
     with pytest.raises(ValueError, match=r"^xpos scales the pairs \(i, i \+ \d\) of a whole head"):

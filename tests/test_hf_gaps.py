@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 import wavepe
 from encoding_cases import LEARNED
-from hf_families import build, by_turns
+from hf_families import FAMILIES, build, by_turns
 from hf_model import close, logits, patched_tiny, tokens
 from transformers import DynamicCache, StaticCache
 from wavepe.hf.sequences import SHIFTS
@@ -333,6 +333,7 @@ def test_siblings_in_a_mask_of_pairs_are_no_padding():
         )  # fmt: skip
 
 
+@pytest.mark.skipif("gemma4_text" not in FAMILIES, reason="it needs transformers 5.24")
 def test_layers_that_reuse_keys_take_their_decay_with_and_without_a_cache():
     model = wavepe.hf.patch(build("gemma4_text"), "fox")
     assert any(layer.self_attn.is_kv_shared_layer for layer in model.model.layers)
