@@ -38,13 +38,11 @@ WavePELlamaConfig: _Any  # for type checkers
 WavePELlamaForCausalLM: _Any
 adapt: _Any
 Adapted: _Any
-# Imported at first use: the room of training imports this one.
-_TRAINING = dict.fromkeys(("adapt", "Adapted"), "wavepe.training.adapting")
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _TRAINING:
-        return getattr(_importlib.import_module(_TRAINING[name]), name)
+    if name in ("adapt", "Adapted"):  # at first use: the room of training imports this one
+        return getattr(_importlib.import_module("wavepe.training.adapting"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
