@@ -134,6 +134,7 @@ FORKING = """
 import os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
+from wavepe.common.files import TERMINATION_SIGNALS
 from wavepe.experiments import jobs
 
 pattern, number, whom, *words = sys.argv[1:]
@@ -151,6 +152,8 @@ class Fork:
             status = 1
             try:
                 os.setsid()
+                for each in TERMINATION_SIGNALS:  # a new process has no handlers
+                    signal.signal(each, signal.SIG_DFL)
                 os.dup2(read, 0)
                 for handle in map(int, os.listdir("/proc/self/fd")):
                     if handle > 2 and handle not in pass_fds:
