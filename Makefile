@@ -182,12 +182,11 @@ build/transformers/fetched: .venv/packages
 	touch $@
 
 # Built against the oldest NumPy and installed as users do: an editable one would replace .venv's
-# modules. build/lib would keep files that have gone.
+# modules.
 .venv-oldest/built: pyproject.toml setup.py $(C_FILES) $(PY_FILES)
 	test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet $(OLDEST) "setuptools>=77"
-	rm -rf build/lib*
 	.venv-oldest/bin/python -m pip install --quiet --no-build-isolation ".[test]" $(OLDEST)
 	touch $@
 

@@ -40,8 +40,19 @@ C_FLAGS += ["-O1", "-DWPE_ASSERT=1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
 CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall"]
 CXX_FLAGS += ["-O0", *SANITIZE, "-DWPE_POISON"] if SANITIZE else ["-O2", "-g0"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
+# Flags that are left out of CFLAGS and the like, and of what Python was built with. They round in
+# another way, or have the linker switch the whole process to flushing subnormal numbers.
+INEXACT = (
+    "-O.*|-f(no-)?(fast-math|finite-math-only|unsafe-math-optimizations|associative-math"
+    "|reciprocal-math|signed-zeros|approx-func|honor-nans|honor-infinities|float-store"
+    "|single-precision-constant)|-f(fp-|excess-precision=|denormal-fp-math|veclib=).*"
+    "|-mdaz-ftz|-mpc(32|64|80)|-mrecip.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=.*"
+)
+# Others mix the instruction sets, one of which is chosen at run time.
+MIXING = "|-flto.*" + "|-m(arch|fpmath)=.*|-m(no-)?(avx|evex|s?sse|fma|f16c|bmi|xop).*" * X86
+LEFT_OUT = re.compile(INEXACT + MIXING)
 VARIANTS = {
-    "portable": [],
+    "portable": ["-march=x86-64"] * X86,  # the compiler's default may be more
     **({"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]} if X86 else {}),
 }
 TEST_VARIANT = X86 and os.environ.get("WAVEPE_TEST_VARIANT", "0") != "0"
@@ -77,12 +88,18 @@ def torch_root():
     """Return the folder of the torch, 2.10 or later, that the built modules will run with, or None.
 
     An isolated build cannot import the packages of the target environment. But the interpreter of
-    that environment runs the build, so its site-packages folder is searched for torch.
+    that environment runs the build, so it is asked without the variables that isolate it: it knows
+    the user's packages, and those of the system behind a virtual environment.
     """
     spec = find_spec("torch")
-    candidates = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-    candidates.append(Path(sysconfig.get_path("purelib")) / "torch")
-    for root in candidates:
+    candidates = list(spec.submodule_search_locations or ()) if spec else []
+    isolated = ("PYTHONPATH", "PYTHONNOUSERSITE")
+    environment = {name: text for name, text in os.environ.items() if name not in isolated}
+    ask = "from importlib.util import find_spec; print(find_spec('torch').origin)"
+    command = [sys.executable, "-c", ask]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    candidates += [Path(line).parent for line in done.stdout.splitlines()]
+    for root in map(Path, candidates):
         headers, about = root / "include/torch/csrc/stable/library.h", root / "version.py"
         if headers.is_file() and about.is_file():
             version = re.search(r"__version__ = '(\d+)\.(\d+)", about.read_text())
@@ -102,7 +119,7 @@ def find_nvcc():
     if "WAVEPE_NVCC" in os.environ:
         return os.environ["WAVEPE_NVCC"] or None
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    wheels = Path(sysconfig.get_path("purelib"), "nvidia").glob("cu*/bin/nvcc")
+    wheels = TORCH.parent.glob("nvidia/cu*/bin/nvcc")  # they lie beside torch
     candidates = [Path(home, "bin/nvcc")] if home else []
     candidates += [Path(p) for p in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if p]
     return next((str(p) for p in (*candidates, *sorted(wheels)) if os.access(p, os.X_OK)), None)
@@ -110,8 +127,12 @@ def find_nvcc():
 
 def run_nvcc(nvcc, *arguments):
     """Return nvcc's output, or None if it fails. With WAVEPE_NVCC a failure ends the build."""
+    environment = dict(os.environ)
+    for name in {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"} & set(environment):
+        words = environment[name].split()
+        environment[name] = " ".join(word for word in words if not LEFT_OUT.fullmatch(word))
     try:
-        done = subprocess.run([nvcc, *arguments], capture_output=True, text=True)
+        done = subprocess.run([nvcc, *arguments], capture_output=True, text=True, env=environment)
         said, failed = done.stderr.strip(), done.returncode != 0
     except OSError as error:
         said, failed = str(error), True
@@ -133,7 +154,6 @@ EXTENSIONS = [
         define_macros=[
             *LIMITED_API,
             ("NPY_TARGET_VERSION", "NPY_2_1_API_VERSION"),
-            ("WPE_FLAGS", f'"{" ".join(C_FLAGS)}"'),
         ],
         extra_compile_args=C_FLAGS,
         extra_link_args=SANITIZE,
@@ -173,15 +193,36 @@ if TORCH:
     )
 
 
-TOOLS = " ".join([*(os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS")), *SANITIZE])
+TOOL_NAMES = ("CC", "CXX", "LDSHARED", "LDCXXSHARED", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
+TOOLS = " ".join([*(os.environ.get(name, "") for name in TOOL_NAMES), *SANITIZE])
+
+
+def clean_commands(compiler):
+    """Leave words out of the compiler's commands, and return those that somebody asked for.
+
+    pyenv has the linker write its own library folder into every module, and no other machine has
+    that folder. It goes, too. conda's stays: its libraries are newer than the system's.
+    """
+    conda = Path(sys.prefix, "conda-meta").exists()
+    shared = (sysconfig.get_config_var("LDSHARED") or "").split()
+    dropped = {w for w in shared if w.startswith("-Wl,-rpath") and not conda}
+    asked = {}  # in their order
+    for name in ("compiler_so", "compiler_so_cxx", "compiler_cxx", "linker_so", "linker_so_cxx"):
+        words = getattr(compiler, name, None) or []
+        left_out = [word for word in words if LEFT_OUT.fullmatch(word)]
+        asked |= dict.fromkeys(w for w in left_out if not re.fullmatch("-O[0-3gsz]?", w))
+        kept = [word for word in words if word not in dropped.union(left_out)]
+        if words:
+            compiler.set_executable(name, kept)
+    return list(asked)
 
 
 def write_stamp(path, text):
     """Return this file. It is newer than earlier objects if the text has changed."""
     stamp = path.resolve()
     stamp.parent.mkdir(parents=True, exist_ok=True)
-    if not stamp.exists() or stamp.read_text() != text:
-        stamp.write_text(text)
+    if not stamp.exists() or stamp.read_bytes() != os.fsencode(text):
+        stamp.write_bytes(os.fsencode(text))
     return stamp
 
 
@@ -195,6 +236,7 @@ class BuildKernels(build_clib):
 
     def build_libraries(self, libraries):
         top = self.build_temp
+        clean_commands(self.compiler)
         stamp = write_stamp(Path(top, "tools"), TOOLS)
         for name, info in libraries:
             info["obj_deps"][""].append(str(stamp))
@@ -208,6 +250,15 @@ BENCH = {"__init__", "attention_inputs", "bench", "case", "machine", "memory", "
 
 
 class BuildPython(build_py):
+    def run(self):
+        """Remove what an earlier build has copied and the sources no longer have."""
+        if not self.editable_mode:
+            outputs = {Path(path) for path in self.get_outputs(include_bytecode=False)}
+            for path in Path(self.build_lib, "wavepe").rglob("*.*"):
+                if path.is_file() and path.suffix != ".so" and path not in outputs:
+                    path.unlink()
+        super().run()
+
     def find_package_modules(self, package, package_dir):
         """Leave out the modules of benchmarks that `wavepe bench` does not need."""
         found = super().find_package_modules(package, package_dir)
@@ -246,22 +297,23 @@ class BuildExtensions(build_ext):
             print(
                 "wavepe: no torch 2.10 or later was found, so this build is NumPy only. For "
                 "wavepe.ops install it first, then wavepe again without the cached wheel, in its "
-                "checkout:\n"
-                "    pip install torch\n"
-                "    pip install --no-cache-dir --force-reinstall --no-deps .",
+                "checkout. An isolated build does not see PYTHONPATH, so:\n"
+                '    pip install torch "setuptools>=77" "numpy>=2.1"\n'
+                "    pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps .",
                 file=sys.stderr,
             )
 
     def build_extensions(self):
-        # pyenv has the linker write its own library folder into every module, and no other machine
-        # has that folder. conda's stays: its libraries are newer than the system's.
-        if not Path(sys.prefix, "conda-meta").exists():
-            own = (sysconfig.get_config_var("LDSHARED") or "").split()
-            own = {word for word in own if word.startswith("-Wl,-rpath")}
-            for name in ("linker_so", "linker_so_cxx"):
-                words = [word for word in getattr(self.compiler, name, ()) if word not in own]
-                if words:
-                    self.compiler.set_executable(name, words)
+        if asked := clean_commands(self.compiler):
+            print(
+                f"wavepe: left out {' '.join(asked)}: kernels compute exactly what the "
+                "documentation says, and choose their instructions at run time",
+                file=sys.stderr,
+            )
+        # for build_info(), without the paths of this machine
+        words = [w for w in self.compiler.compiler_so if re.fullmatch(r"-[fms][\w=,.+-]*", w)]
+        flags = " ".join([*words, *C_FLAGS])
+        self.extensions[0].define_macros.append(("WPE_FLAGS", f'"{flags}"'))
         super().build_extensions()
 
     def compile_cuda(self, nvcc, archs, stamp):

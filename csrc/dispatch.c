@@ -1,5 +1,4 @@
 /* dispatch.c: choose the table of kernels: that of the best instruction set, or a named one. */
-#include "compiler.h"
 #include "wavepe.h"
 
 #include <stddef.h>

@@ -18,6 +18,8 @@
 
 #include <stdint.h>
 
+#include "compiler.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif

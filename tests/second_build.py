@@ -86,8 +86,6 @@ class SecondBuild:
 
     def build(self):
         now, before = self.sources(), self.built_from()  # what changes now, the next run compiles
-        for module in self.library.rglob("*.py"):  # one that has gone would stay there
-            module.unlink()
         words = [f"--build-lib={self.library}"]
         if all(before.get(key) == now[key] for key in ("tools", "compiled")):
             words = ["build_py", *words]

@@ -1,16 +1,25 @@
 """The compiled files: instructions of each variant, imports, the source distribution."""
 
+import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
+import venv
 from pathlib import Path
 
+import numpy
 import pytest
+import setuptools
+from cases import HAS_TORCH, compiler
 from processes import forked, output, python
 from wavepe import _numpy
 
 ROOT = Path(__file__).parent.parent
+in_sources = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not in a source tree")
 BLOCK_TORCH = """
 import sys
 class Blocker:
@@ -114,10 +123,9 @@ def test_missing_parts_say_what_brings_them(module):
     assert from_checkout or (IMPORTS[module] == "torch" and last.endswith(": pip install torch"))
 
 
+@in_sources
 def test_nothing_tells_to_install_wavepe_from_an_index():
     """Neither `pip install wavepe` nor `pip install "wavepe[extra]"`, with options or without."""
-    if not (ROOT / "setup.py").is_file():
-        pytest.skip("not run from a source tree")
     files = [
         *ROOT.glob("python/**/*.py"),
         *ROOT.glob("csrc/**/*.[ch]*"),
@@ -127,6 +135,93 @@ def test_nothing_tells_to_install_wavepe_from_an_index():
     for file in (*files, ROOT / "setup.py", ROOT / "README.md"):
         text = re.sub(r'"\s*\n\s*f?"', "", file.read_text())  # one string over several lines
         assert not wrong.search(text), file
+
+
+# They compute other numbers, flush subnormal numbers in the whole process (at the link), or compile
+# one variant as another.
+DANGEROUS = ["-ffast-math", "-Ofast", "-ffinite-math-only", "-funsafe-math-optimizations"]
+DANGEROUS += ["-fno-signed-zeros", "-freciprocal-math", "-fassociative-math", "-mdaz-ftz", "-mpc32"]
+DANGEROUS += ["-fsingle-precision-constant", "-fexcess-precision=16", "-ffp-contract=off", "-O0"]
+DANGEROUS += ["-march=native", "-mno-avx2", "-mavx512f", "-mfpmath=387", "-flto", "-flto=auto"]
+
+
+def recorded(folder, python=sys.executable, **environment):
+    """The commands of a build whose compiler only writes them down, as lists of words."""
+    tool = folder / "a compiler"
+    tool.write_text(
+        """#!/bin/sh
+        [ "$1" = --list-gpu-code ] && set -- "$@" $NVCC_APPEND_FLAGS
+        printf '%s\\t' "$@" >> "$LOG"; echo >> "$LOG"
+        while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done"""
+    )
+    tool.chmod(0o755)
+    environment = {"CC": f"env '{tool}' -march=native", "CXX": f"'{tool}'", **environment}
+    environment |= {"AR": "true", "WAVEPE_NVCC": str(tool), "LOG": str(folder / "log")}
+    environment |= {**os.environ, "WAVEPE_TEST_VARIANT": "0", **environment}
+    words = ["--quiet", "build_ext", f"--build-lib={folder}", f"--build-temp={folder}"]
+    command = [python, "setup.py", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr, [line.split("\t") for line in (folder / "log").read_text().splitlines()]
+
+
+@in_sources
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+def test_flags_of_a_distribution_change_no_number(tmp_path):
+    """Nor the instructions of a variant, nor how the whole process rounds. Only the commands can
+    tell: the numbers are right, or wrong, with each combination of these flags and compilers."""
+    flags = " ".join(DANGEROUS)
+    names = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
+    how = dict.fromkeys(names, f"{flags} -fstack-protector -DX='a b' -Wl,-O1")
+    said, commands = recorded(tmp_path, NVCC_APPEND_FLAGS="-use_fast_math -g", **how)
+    assert all(flag in said for flag in DANGEROUS if flag != "-O0"), said
+    levels = {"portable": "-march=x86-64", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
+    nvcc = [words for words in commands if "--list-gpu-code" in words]
+    assert nvcc == [["--list-gpu-code", "-g", ""]] * HAS_TORCH
+    for words in (words for words in commands if words not in nvcc):
+        assert not set(words) & set(DANGEROUS), words
+        names = {word.partition("=")[2] for word in words if word.startswith("-DVARIANT=")}
+        march = {word for word in words if word.startswith("-march=")}
+        assert march == {levels[name] for name in names}
+        assert {"-fstack-protector", "-DX=a b", "-Wl,-O1"} <= set(words)
+    assert any("-shared" in words for words in commands)
+    (info,) = (word for words in commands for word in words if word.startswith("-DWPE_FLAGS="))
+    assert {"-fstack-protector", "-O3"} <= set(re.split('[ "]', info))
+
+
+@in_sources
+@pytest.mark.parametrize("flag", DANGEROUS[:6])
+def test_a_compiler_that_is_not_exact_is_refused(flag):
+    """One whose wrapper or configuration adds the flag: no build sees it in CFLAGS."""
+    if not shutil.which(compiler()[0]):
+        pytest.skip("no compiler")
+    command = [*compiler(), "-Icsrc", "-fsyntax-only", "csrc/dispatch.c"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+    if "Free Software Foundation" not in version and flag not in DANGEROUS[:3]:
+        pytest.skip("clang defines no macro for this part of -ffast-math")
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    done = subprocess.run([*command, flag], cwd=ROOT, capture_output=True, text=True)
+    assert "wavepe needs exact arithmetic" in done.stderr
+
+
+@in_sources
+def test_an_isolated_build_finds_a_torch_of_the_user(tmp_path):
+    """As pip isolates a build, in an environment that sees packages outside it."""
+    venv.create(tmp_path / "env", system_site_packages=True, symlinks=True)
+    isolated, user = tmp_path / "isolated", tmp_path / "user"
+    isolated.mkdir()
+    for module in (numpy, setuptools):
+        folder = Path(module.__file__).parent
+        for path in (folder, folder.with_name(folder.name + ".libs")):
+            (isolated / path.name).symlink_to(path)
+    torch = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(user)})) / "torch"
+    header = torch / "include/torch/csrc/stable/library.h"
+    header.parent.mkdir(parents=True)
+    for path in (header, torch / "__init__.py", torch / "version.py"):
+        path.write_text("__version__ = '2.13.0'")
+    how = {"PYTHONPATH": str(isolated), "PYTHONNOUSERSITE": "1", "PYTHONUSERBASE": str(user)}
+    _, commands = recorded(tmp_path, tmp_path / "env/bin/python", **how)
+    assert any(f"-I{torch / 'include'}" in words for words in commands)
 
 
 def test_build_without_torch_says_what_to_do():
@@ -167,12 +262,11 @@ def test_what_uv_installed_is_built_again_by_uv():
     version, _, command = done.stdout.partition(" ")
     if version == "0+unknown":
         pytest.skip("wavepe is not installed")
-    assert command.startswith("uv pip install --no-build-isolation "), done.stderr
+    assert "&& uv pip install --no-build-isolation " in command, done.stderr
 
 
+@in_sources
 def test_source_distribution_is_complete(tmp_path):
-    if not (ROOT / "setup.py").is_file():
-        pytest.skip("not run from a source tree")
     code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
     done = python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -187,10 +281,17 @@ def test_source_distribution_is_complete(tmp_path):
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"} <= names
 
 
+@in_sources
 def test_the_benchmarks_of_a_wheel_are_what_wavepe_bench_imports(tmp_path):
-    if not (ROOT / "setup.py").is_file():
-        pytest.skip("not run from a source tree")
+    """And not what an earlier build had, and the sources no longer have."""
+    stale = [tmp_path / "wavepe" / name for name in ("gone.py", "gone.pyi", "gone/__init__.py")]
+    module = tmp_path / "wavepe" / "_numpy.abi3.so"
+    (tmp_path / "wavepe" / "gone").mkdir(parents=True)
+    for path in (*stale, module):
+        path.touch()
     output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
+    assert module.exists()
+    assert not any(path.exists() for path in stale)
     held = {path.stem for path in (tmp_path / "wavepe" / "benchmarks").iterdir()}
     folder = ROOT / "benchmarks"
     needed = {"__init__", "bench", *(path.stem for path in folder.glob("bench_*.py"))}

@@ -14,8 +14,6 @@
 #include <immintrin.h>
 #endif
 
-#include "../compiler.h"
-
 #ifdef VECTOR_BYTES /* set for the test-only variant, see dispatch.c */
 #elif defined(__AVX512F__)
 #define VECTOR_BYTES 64

@@ -9,23 +9,24 @@ from importlib.util import find_spec
 from .. import _numpy
 from . import checks
 
-_pip = "pip install"
+_pip, _extras = "pip install", "pip install"
 try:
     _installed = distribution("wavepe")
     __version__ = _installed.version
     if (_installed.read_text("INSTALLER") or "").strip() == "uv":
-        # uv builds where torch is not, and says nothing of it: setup.py's message is not shown
-        _pip = "uv pip install --no-build-isolation"
+        _pip, _extras = "uv pip install", "uv pip install --no-build-isolation"
 except PackageNotFoundError:  # wavepe runs from a source tree that was never installed
     __version__ = "0+unknown"
 
 _WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
-BUILD_AGAIN = f"{_pip} --no-cache-dir --force-reinstall --no-deps . {_WHERE}"
+# An isolated build may not see torch, as pip's hides PYTHONPATH; and nothing would say so.
+_AGAIN = "--no-build-isolation --no-cache-dir --force-reinstall --no-deps ."
+BUILD_AGAIN = f'{_pip} "setuptools>=77" && {_pip} {_AGAIN} {_WHERE}'
 
 
 def command_for(extras: str) -> str:
     """Return the command that installs optional parts."""
-    return f'{_pip} ".[{extras}]" {_WHERE}'
+    return f'{_extras} ".[{extras}]" {_WHERE}'
 
 
 _VARIANTS = ("portable", "avx2", "avx512")
@@ -115,7 +116,7 @@ def build_info() -> dict:
     info : dict
         "version" of wavepe, "variants" as `variants` returns them, "torch" (whether its operators
         were built), "cuda_archs" (the GPU architectures of the CUDA kernels), and "compiler" and
-        "flags" of the C code.
+        "flags" of the C code: those of CFLAGS and Python's own, too, as far as they are in force.
 
     Examples
     --------
