@@ -43,7 +43,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 # Flags that are left out of CFLAGS and the like, and of what Python was built with. They round in
 # another way, or have the linker switch the whole process to flushing subnormal numbers.
 INEXACT = (
-    "-O.*|-f(no-)?(fast-math|finite-math-only|unsafe-math-optimizations|associative-math"
+    "-O.*|-[f-](no-)?(fast-math|finite-math-only|unsafe-math-optimizations|associative-math"
     "|reciprocal-math|signed-zeros|approx-func|honor-nans|honor-infinities|float-store"
     "|single-precision-constant)|-f(fp-|excess-precision=|denormal-fp-math|veclib=).*"
     "|-mdaz-ftz|-mpc(32|64|80)|-mrecip.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=.*"

@@ -4,6 +4,12 @@
  * variant's -march. It includes each template once per type (see template.h). */
 #include "template.h"
 
+#ifdef __x86_64__ /* setup.py leaves -march out of CFLAGS, but a compiler's wrapper may add it */
+enum { bytes_portable = 16, bytes_avx2 = 32, bytes_avx2x2 = 64, bytes_avx512 = 64 };
+_Static_assert(VECTOR_BYTES == PASTE2(bytes_, VARIANT),
+               "the compiler has an -march of its own, which replaces this variant's");
+#endif
+
 #define REAL_TYPE f32
 #define TYPE      f16
 #include "rope.c"
