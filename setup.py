@@ -306,8 +306,8 @@ class BuildExtensions(build_ext):
     def build_extensions(self):
         if asked := clean_commands(self.compiler):
             print(
-                f"wavepe: left out {' '.join(asked)}: kernels compute exactly what the "
-                "documentation says, and choose their instructions at run time",
+                f"wavepe: left out {' '.join(asked)}, as they would change numbers, or mix the "
+                "instruction sets, one of which is chosen at run time",
                 file=sys.stderr,
             )
         # for build_info(), without the paths of this machine
