@@ -1,19 +1,13 @@
-"""The compiled files: instructions of each variant, imports, the source distribution."""
+"""The compiled files: flags, instructions of each variant, imports, the source distribution."""
 
-import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tarfile
-import venv
 from pathlib import Path
 
-import numpy
 import pytest
-import setuptools
 from cases import HAS_TORCH, compiler
 from processes import forked, output, python
 from wavepe import _numpy
@@ -152,7 +146,7 @@ DANGEROUS += [
 DANGEROUS += ["-march=native", "-mno-avx2", "-mavx512f", "-mfpmath=387", "-flto", "-flto=auto"]
 
 
-def recorded(folder, python=sys.executable, **environment):
+def recorded(folder, *start, **environment):
     """The commands of a build whose compiler only writes them down, as lists of words."""
     tool = folder / "a compiler"
     tool.write_text(
@@ -162,12 +156,10 @@ def recorded(folder, python=sys.executable, **environment):
         while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done"""
     )
     tool.chmod(0o755)
-    environment = {"CC": f"env '{tool}' -march=native", "CXX": f"'{tool}'", **environment}
-    environment |= {"AR": "true", "WAVEPE_NVCC": str(tool), "LOG": str(folder / "log")}
-    environment |= {**os.environ, "WAVEPE_TEST_VARIANT": "0", **environment}
+    environment |= {"CC": f"env '{tool}' -march=native", "CXX": f"'{tool}'", "AR": "true"}
+    environment |= {"WAVEPE_NVCC": tool, "LOG": folder / "log", "WAVEPE_TEST_VARIANT": "0"}
     words = ["--quiet", "build_ext", f"--build-lib={folder}", f"--build-temp={folder}"]
-    command = [python, "setup.py", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python(*(start or ["setup.py"]), *words, cwd=ROOT, **environment)
     assert done.returncode == 0, done.stderr
     return done.stderr, [line.split("\t") for line in (folder / "log").read_text().splitlines()]
 
@@ -177,9 +169,8 @@ def recorded(folder, python=sys.executable, **environment):
 def test_flags_of_a_distribution_change_no_number(tmp_path):
     """Nor the instructions of a variant, nor how the whole process rounds. Compiling would take
     minutes for each flag; the commands show what the compiler and the linker get of all of them."""
-    flags = " ".join(DANGEROUS)
-    names = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
-    how = dict.fromkeys(names, f"{flags} -fstack-protector -DX='a b' -Wl,-O1")
+    how = f"{' '.join(DANGEROUS)} -fstack-protector -DX='a b' -Wl,-O1"
+    how = dict.fromkeys(("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"), how)
     said, commands = recorded(tmp_path, NVCC_APPEND_FLAGS="-use_fast_math -g", **how)
     assert all(flag in said for flag in DANGEROUS if flag != "-O0"), said
     levels = {"portable": "-march=x86-64", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
@@ -213,24 +204,14 @@ def test_a_compiler_that_is_not_exact_is_refused(flag):
 
 
 @in_sources
-def test_an_isolated_build_finds_a_torch_of_the_user(tmp_path):
-    """As pip isolates a build, in an environment that sees packages outside it. No other test runs
-    setup.py where it cannot import torch itself."""
-    venv.create(tmp_path / "env", system_site_packages=True, symlinks=True)
-    isolated, user = tmp_path / "isolated", tmp_path / "user"
-    isolated.mkdir()
-    for module in (numpy, setuptools):
-        folder = Path(module.__file__).parent
-        for path in (folder, folder.with_name(folder.name + ".libs")):
-            (isolated / path.name).symlink_to(path)
-    torch = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(user)})) / "torch"
-    header = torch / "include/torch/csrc/stable/library.h"
-    header.parent.mkdir(parents=True)
-    for path in (header, torch / "__init__.py", torch / "version.py"):
-        path.write_text("__version__ = '2.13.0'")
-    how = {"PYTHONPATH": str(isolated), "PYTHONNOUSERSITE": "1", "PYTHONUSERBASE": str(user)}
-    _, commands = recorded(tmp_path, tmp_path / "env/bin/python", **how)
-    assert any(f"-I{torch / 'include'}" in words for words in commands)
+def test_an_isolated_build_asks_the_interpreter_for_torch(tmp_path):
+    """It cannot import torch, and has a PYTHONPATH of its own. No other test builds so."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    code = without("torch") + "import runpy; runpy.run_path('setup.py', run_name='__main__')"
+    _, commands = recorded(tmp_path, "-c", code, PYTHONPATH=str(tmp_path))
+    assert any(f"-I{torch.__path__[0]}/include" in words for words in commands)
 
 
 def test_build_without_torch_says_what_to_do():
