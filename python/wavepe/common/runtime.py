@@ -29,9 +29,6 @@ def command_for(extras: str) -> str:
     return f'{_extras} ".[{extras}]" {_WHERE}'
 
 
-_VARIANTS = ("portable", "avx2", "avx512")
-
-
 def variants() -> list[str]:
     """Return the instruction sets that this build contains and this CPU supports.
 
@@ -100,7 +97,7 @@ def use_variant(name: str) -> None:
     if isinstance(name, str):
         if _numpy.use_variant(name):
             return
-        if name in _VARIANTS:
+        if name in ("portable", "avx2", "avx512"):
             raise ValueError(
                 f"variant {name!r} cannot run here: this CPU does not have it, or this build does "
                 f"not contain it; use one of {', '.join(variants())}"
