@@ -32,18 +32,18 @@ def stock(folder, form="single"):
     return folder
 
 
-def stock_bin(model, folder, shards=1):
-    """Save a model as transformers 4 did without safetensors."""
+def stock_bin(model, folder, shards=1, **options):
+    """Save a model as transformers 4 did without safetensors; `options` are those of torch.save."""
     model.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     tensors = list(model.state_dict().items())
     if shards == 1:
-        torch.save(dict(tensors), folder / "pytorch_model.bin")
+        torch.save(dict(tensors), folder / "pytorch_model.bin", **options)
         return
     weight_map = {}
     for shard in range(shards):
         name = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
-        torch.save(dict(tensors[shard::shards]), folder / name)
+        torch.save(dict(tensors[shard::shards]), folder / name, **options)
         weight_map |= {key: name for key, _ in tensors[shard::shards]}
     index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
@@ -81,10 +81,10 @@ def names(folder):
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
 
 
-def refused(source, target, match, spec="alibi", error=ValueError):
+def refused(source, target, match, spec="alibi", error=ValueError, **options):
     """Assert that convert raises an error, and that no new file appears."""
     around = target.parent
     before = names(around) if around.exists() else None
     with pytest.raises(error, match=match):
-        convert(source, target, spec)
+        convert(source, target, spec, **options)
     assert (names(around) if around.exists() else None) == before

@@ -88,6 +88,17 @@ def test_errors(words, more, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_links_that_lead_out_of_the_folder(words, tmp_path, capsys):
+    """The new folder would hold a copy, as of a chat template."""
+    template = tmp_path / "stock" / "additional_chat_templates" / "tool.jinja"
+    template.parent.mkdir()
+    template.symlink_to("../../text.txt")
+    assert main(words) == 2
+    message = "links lead out of the folder (additional_chat_templates/tool.jinja): remove them"
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("count", [50, 80_000])
 def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
     """However many tokens are trained on; a text that has no more is taken whole."""

@@ -68,7 +68,8 @@ def test_tensor_parallelism_is_right_or_refused(split, errors, processes):
 def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
     """Heads are split between two processes."""
     needs("accelerate")
-    right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal")
+    right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal", "xpos")
+    right += ("rope+window:size=8", "rope+temperature")
     refused = ("alibi", "sandwich", "kerple", "shaw:clip=3", "transformer_xl")
     for index, spec in enumerate((*right, *refused)):
         patched_tiny(spec).save_pretrained(tmp_path / f"model-{index}")

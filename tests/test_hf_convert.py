@@ -227,6 +227,9 @@ FITS = {
     "own code": ({"auto_map": {"AutoTokenizer": "t.T", "AutoModel": "m.M"}}, "auto_map"),
     "own name": ({"transformers_weights": "a.safetensors"}, "transformers_weights"),
     "head": ({"architectures": ["LlamaForMagic"]}, "LlamaForMagic.*LlamaForCausalLM"),
+    "heads": ({"architectures": 3}, "architectures 3, needs a list"),
+    "number": ({"architectures": [3]}, "is a 3, needs one of LlamaModel"),
+    "code": ({"auto_map": [1]}, r"auto_map \[1\], needs a dict"),
     "shape": ({"vocab_size": 51}, r"lm_head.weight \(50, 24\) instead of \(51, 24\)"),
     "more layers": ({"num_hidden_layers": 3}, r"missing: model.layers.2.* and 5 more"),
     "fewer layers": ({"num_hidden_layers": 1}, r"unknown: model.layers.1"),
@@ -275,10 +278,9 @@ def test_folders_that_are_refused(tmp_path):
     refused(tmp_path / "adapter", tmp_path / "other", "adapter")
     (tmp_path / "none").mkdir()
     refused(tmp_path / "none", tmp_path / "other", "has no config.json")
-    (tmp_path / "none" / "config.json").write_text("{")
-    refused(tmp_path / "none", tmp_path / "other", "config.json holds no JSON object")
-    (tmp_path / "none" / "config.json").write_text("[]")
-    refused(tmp_path / "none", tmp_path / "other", "model_type 'None'")
+    for text in ("{", "[]", "3", '[["model_type", "llama"]]', "[" * 100_000):
+        (tmp_path / "none" / "config.json").write_text(text)
+        refused(tmp_path / "none", tmp_path / "other", r"none/config.json holds no JSON object: \w")
 
 
 def test_weights_that_are_refused(tmp_path):
@@ -303,18 +305,24 @@ def test_weights_that_are_refused(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(whole)
     change(source / index, weight_map={"x": "../x.safetensors"})
     refused(source, target, r"lists shards that are not beside it: \.\./x")
-    (source / index).write_text("{}")
-    refused(source, target, "do not fit its config.json: missing: ")
+    for text in ("[]", "3"):
+        (source / index).write_text(text)
+        refused(source, target, f"{index} holds no JSON object: got (list|int)$")
+    for weight_map in (None, [], 3, {}, {"x": 3}, {"x": ["y"]}):
+        (source / index).write_text(json.dumps({"weight_map": weight_map}))
+        refused(source, target, f"{index} needs a weight_map from names of tensors to files$")
     (source / index).unlink()
     refused(source, target, "has no weights: needs model.safetensors or pytorch_model.bin")
     (source / "pytorch_model.bin").write_bytes(b"x")
     refused(source, target, "pytorch_model.bin cannot be read as weights")
     torch.save({"model": {}}, source / "pytorch_model.bin")
     refused(source, target, "do not fit its config.json: missing: .*; unknown: model")
-    torch.save({"model": RunsCode()}, source / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"cannot be read as weights.*posix\.system") as caught:
-        convert(source, target, "alibi")
-    assert "weights_only" not in str(caught.value)
+    for new in (True, False):
+        code = {"model": RunsCode()}
+        torch.save(code, source / "pytorch_model.bin", _use_new_zipfile_serialization=new)
+        with pytest.raises(ValueError, match=r"cannot be read as weights.*posix\.system") as caught:
+            convert(source, target, "alibi")
+        assert "weights_only" not in str(caught.value)
     (source / index).write_text(listed)
     convert(source, target, "alibi")
 

@@ -50,29 +50,70 @@ def test_other_files_come_along(tmp_path):
 
 
 def test_weights_are_copies_unless_links_are_asked_for(tmp_path):
-    source = stock(tmp_path / "source", "sharded")
-    snapshot = tmp_path / "snapshot"  # symbolic links, as the Hub's cache has them
-    snapshot.mkdir()
-    for path in source.iterdir():
-        (snapshot / path.name).symlink_to(path)
+    source = stock(tmp_path / "models--a--b" / "blobs", "sharded")
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"  # links, as in the Hub's cache
+    for name in names(source):
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(os.path.relpath(source / name, (snapshot / name).parent))
     for link in (False, True):
         target = tmp_path / f"target-{link}"
-        convert(snapshot, target, "shaw:clip=3", link=link)
+        assert not convert(snapshot, target, "shaw:clip=3", link=link).left_out
         for path in source.glob("*.safetensors"):
             assert path.samefile(target / path.name) == link
-            assert not (target / path.name).is_symlink()
+        assert {*OTHERS} <= {*names(target)}
+        assert not any(path.is_symlink() for path in target.rglob("*"))
         load(target)
     for path in target.glob("*.json"):
         assert path.stat().st_nlink == 1
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    shutil.copy(source / "config.json", tmp_path / "models--a--b" / "refs" / "main")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../refs/main")
+    refused(snapshot, tmp_path / "other", "config.json is a symbolic link that leads out")
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_links_that_lead_out_of_the_folder(link, tmp_path, monkeypatch):
+    source, secret = stock(tmp_path / "source", "sharded"), tmp_path / "secret"
+    (source / "sub").mkdir()
+    secret.write_text("key")
+    (source / "chain.txt").symlink_to("sub/absolute.txt")
+    (source / "sub" / "absolute.txt").symlink_to(secret)
+    (source / "sub" / "relative.txt").symlink_to("../../secret")
+    (source / "sub" / "around.txt").symlink_to("../../source/tokenizer.json")
+    (source / "folder").symlink_to(tmp_path)
+    (source / "loop").symlink_to("loop")
+    (source / "README.md").symlink_to(secret)
+    done = convert(source, tmp_path / "target", "alibi", link=link)
+    outside = ["README.md", "chain.txt", "sub/absolute.txt", "sub/relative.txt"]
+    assert done.left_out == tuple(sorted(["folder", "loop", *outside]))
+    assert (tmp_path / "target" / "sub" / "around.txt").read_text() == "{}"
+    assert "alibi" in (tmp_path / "target" / "README.md").read_text()
+    first = min(path.name for path in source.glob("*.safetensors"))
+    for name in ("config.json", "model.safetensors.index.json", first):
+        kept = (source / name).rename(tmp_path / "kept")
+        (source / name).symlink_to(kept)
+        refused(source, tmp_path / "other", f"{name} is a symbolic link that leads out", link=link)
+        kept.replace(source / name)
+
+    def swap(*args):  # after the weights were read, and before they are copied
+        (source / first).unlink()
+        (source / first).symlink_to(secret)
+
+    monkeypatch.setattr(conversion, "write_beside", swap)
+    with pytest.raises(ValueError, match="is a symbolic link that leads out"):
+        convert(source, tmp_path / "other", "alibi", link=link)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "before torch 1.6"])
 @pytest.mark.parametrize(
     ("spec", "shards", "tied"),
     [("alibi", 1, False), ("alibi", 3, True), ("shaw:clip=3", 3, False)],
 )
-def test_pytorch_files(spec, shards, tied, tmp_path):
+def test_pytorch_files(spec, shards, tied, new, tmp_path):
     model = tiny(tie_word_embeddings=tied).bfloat16()
-    stock_bin(model, tmp_path / "source", shards)
+    stock_bin(model, tmp_path / "source", shards, _use_new_zipfile_serialization=new)
     convert(tmp_path / "source", tmp_path / "target", spec)
     wanted = logits(wavepe.hf.patch(model, spec), IDS)
     assert torch.equal(logits(load(tmp_path / "target"), IDS), wanted)

@@ -449,6 +449,17 @@ def test_models_on_the_meta_device(make):
         wavepe.hf.patch(empty, WAVELET)
 
 
+@pytest.mark.parametrize("spec", EACH)
+def test_a_default_device_of_the_caller(spec):
+    model = tiny()
+    wanted = wavepe.hf.patch(tiny(), spec)
+    with torch.device("meta"):
+        wavepe.hf.patch(model, spec)
+        assert torch.equal(model(IDS).logits, wanted(IDS).logits)
+    assert [x.device.type for x in model.parameters()] == ["cpu"] * len([*wanted.parameters()])
+    assert torch.equal(logits(model, IDS), logits(wanted, IDS))
+
+
 # ------------------------------------------------------------------ caches of another encoding
 
 

@@ -32,6 +32,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     LlamaForCausalLM,
     MistralConfig,
@@ -46,6 +47,49 @@ from wavepe.hf.model_types import AUTO_MODELS
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
 each_family = by_turns()
+
+
+def larger(text):
+    """A vision-language model around a text model."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    configs = (transformers.LlavaConfig, transformers.CLIPVisionConfig)
+    if "gemma3" in text.model_type:
+        configs = (transformers.Gemma3Config, transformers.SiglipVisionConfig)
+    config = configs[0](text_config=text, vision_config=configs[1](**vision))
+    return AutoModelForImageTextToText.from_config(config).eval()
+
+
+@pytest.mark.parametrize("spec", ["alibi", {"0": "shaw:clip=3"}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_text_model_inside_a_larger_model(family, spec, tmp_path):
+    text = tiny_config() if family == "llama" else build(family).config
+    model, own = larger(copy.deepcopy(text)), CONFIGS[f"wavepe_{family}"]
+    inner = wavepe.hf.patch(model.model.language_model, spec)
+    named = larger(own.from_dict({**text.to_dict(), "position_encoding": spec}))
+    named.load_state_dict(model.state_dict())
+    refused = [model, model.model]
+    if family == "llama":
+        named.save_pretrained(tmp_path / "named")
+        named = AutoModelForImageTextToText.from_pretrained(tmp_path / "named").eval()
+    else:  # Gemma3Config reads no other text_config than its own
+        refused.append(named)
+    assert torch.equal(logits(named, IDS), logits(model, IDS))
+    for owner in refused:
+        with pytest.raises(ValueError, match="loaded without the position encoding") as error:
+            owner.save_pretrained(tmp_path / "new", state_dict=owner.state_dict())
+        assert (f"text_config={own.__name__}(" in str(error.value)) == (family == "llama")
+    assert not (tmp_path / "new").exists()
+    inner.save_pretrained(tmp_path / "inner")
+    wavepe.hf.unpatch(inner)
+    model.save_pretrained(tmp_path / "new")
+
+
+def test_a_head_around_a_patched_model(tmp_path):
+    model = tiny()
+    wavepe.hf.patch(model.model, "alibi")
+    with pytest.raises(ValueError, match=r"of its LlamaModel: patch the outermost .* again$"):
+        model.save_pretrained(tmp_path)
 
 
 # --------------------------------------------------------------- the configuration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 # They end a process by default, but a handler can catch them.
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -181,6 +183,45 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
     if not _received:
         _received.append(number)
         raise KeyboardInterrupt
+
+
+def leads_out(folder: Path, name: str | Path) -> bool:
+    """Return whether symbolic links lead from a name in a folder to a file outside of it.
+
+    In the Hub's cache, the links of a snapshot lead to the blobs of its repository.
+    """
+    root = folder.resolve()
+    snapshots = [path for path in (root, *root.parents) if path.match("models--*/snapshots/*")]
+    places = [root, *((path.parents[1] / "blobs").resolve() for path in snapshots)]
+    return not any(map((root / name).resolve().is_relative_to, places))
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the resolved path of a name in a folder; ValueError if it `leads_out`."""
+    path = (folder / name).resolve()
+    if leads_out(folder, path):  # such a file may be private
+        raise ValueError(
+            f"{folder / name} is a symbolic link that leads out of the folder: if its file belongs "
+            "to the model, replace the link by a copy"
+        )
+    return path
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file; ValueError if the file `leads_out` or holds none."""
+    text = inside(folder, name).read_bytes()
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"got {type(value).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / name} holds no JSON object: {error}") from error
+    return value
+
+
+def write_object(path: Path, value: dict[str, Any]) -> None:
+    """Write an object as JSON, in the form of transformers' `save_pretrained`."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def leading_names(names: Sequence[str]) -> str:

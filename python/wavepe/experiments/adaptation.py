@@ -189,6 +189,7 @@ def adapt(
     folder.check_adaptation(Path(target))
     check_data(data)
     models.check_folder(source)
+    models.check_links(Path(source))
     with models.opened(source, imports, device, threads) as loaded:
         source_encoding = encoding_of(loaded.model)
         word = "stock" if source_encoding is None else "source"

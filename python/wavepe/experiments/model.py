@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import CommandError, UsageError, out_of_memory, thread_count
-from ..common.files import leading_names
+from ..common.files import leading_names, leads_out
 from ..training.folder import RESULTS, read_json, settings_of_comparison
 from .imports import import_all
 
@@ -111,6 +111,17 @@ def check_folder(folder: str | Path) -> None:
         first = checkpoints[0].parent
         needs = f"it is the folder of a comparison; give one of its models, such as {first}"
     raise UsageError(f"MODEL {str(folder)!r}: {kind}; {needs}")
+
+
+def check_links(folder: Path) -> None:
+    """Raise UsageError if a program that saves the model again would copy what is elsewhere."""
+    paths = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    names = [str(path.relative_to(folder)) for path in paths if path.is_symlink()]
+    if outside := sorted(name for name in names if leads_out(folder, name)):
+        raise UsageError(
+            f"MODEL {folder}: symbolic links lead out of the folder ({leading_names(outside)}): "
+            "remove them, or replace them by copies"
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..common.runtime import __version__
 from .families import ATTENTION, FAMILIES, TYPE_PREFIX, Family, is_stock
-from .folder import AUTO_CLASSES, auto_map, write_beside
+from .folder import AUTO_CLASSES, OfFolder, auto_map, write_beside
 from .layers import LayerEncodings, StoredSpec, changed_encoding, spec_text
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
@@ -52,7 +52,7 @@ def note_live(config: Any, layers: int) -> None:
     config.__dict__[LIVE] = _Live(id(config), layers, config.position_encoding)
 
 
-class OwnConfig:
+class OwnConfig(OfFolder):
     """Mixin of the configurations of wavepe types and of patched models.
 
     A folder that they write loads in any program (see folder.py). They also allow
@@ -60,17 +60,6 @@ class OwnConfig:
     """
 
     _output_attentions: bool | None
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing for a class of wavepe: `save_pretrained` writes a module that imports it."""
-        if not cls._is_of_wavepe():
-            super().register_for_auto_class(auto_class)  # type: ignore[misc]
-
-    @classmethod
-    def _is_of_wavepe(cls) -> bool:
-        """Return whether the class is wavepe's own, not a user's subclass."""
-        return cls.__module__ == __name__
 
     def _check_live(self) -> None:
         """Raise ValueError if the saved model would have another encoding than the live one."""
@@ -91,20 +80,20 @@ class OwnConfig:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
         output.pop(LIVE, None)
-        if self._is_of_wavepe():
+        if self.is_of_wavepe():
             kind = TYPE_PREFIX + output["model_type"].removeprefix(TYPE_PREFIX)
             output["auto_map"] = auto_map(kind, output.get("auto_map"))
         return {**output, **ON_DISK}
 
     def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write the file. Beside a config.json, also write the module and the model card that let
-        any program load the folder."""
+        """Write the file and, beside a config.json, what lets any program load the folder."""
         self._check_live()
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
-        if name == CONFIG_NAME and folder and self._is_of_wavepe():
+        if name == CONFIG_NAME and folder and self.is_of_wavepe():
             config: Any = self
-            write_beside(folder, config.to_dict(), base_name(config))
+            base = str(config._name_or_path or "").removesuffix(_PATCHED_NAME.removeprefix("{}"))
+            write_beside(folder, config.to_dict(), base)
 
     @property
     def output_attentions(self) -> bool | None:
@@ -124,7 +113,7 @@ class OwnConfig:
 
 
 class EncodedConfig(OwnConfig):
-    """Mixin that turns a stock configuration class into that of a type wavepe_<family>."""
+    """Mixin of the configurations of the types wavepe_<family>."""
 
     stock: Any
     model_type: Any
@@ -186,9 +175,8 @@ class PatchedConfig(OwnConfig):
         for name in config.architectures or ():
             if CLASS_PREFIX + name not in MODELS:
                 raise ValueError(
-                    f"a patched {name} cannot be saved with its position encoding, because there "
-                    f"is no class {CLASS_PREFIX + name} to load it: call wavepe.hf.unpatch(model) "
-                    "first"
+                    f"a patched {name} cannot be saved with its position encoding: no class "
+                    f"{CLASS_PREFIX + name} could load it. Call wavepe.hf.unpatch(model) first"
                 )
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
@@ -213,7 +201,8 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
     config.__class__ = globals()[PATCHED_PREFIX + type(stock).__name__]
     config.position_encoding = stored
     config._attn_implementation = ATTENTION
-    config._name_or_path = _patched_name(config._name_or_path)
+    if config._name_or_path:
+        config._name_or_path = _PATCHED_NAME.format(config._name_or_path)
     return config
 
 
@@ -224,16 +213,6 @@ _PATCHED_NAME = (
     "{} (patched by wavepe in memory: give the tokenizer and any reference model yourself, load an "
     "adapter onto a model that is patched so again, or save the model and load that folder)"
 )
-
-
-def _patched_name(name: str) -> str:
-    return _PATCHED_NAME.format(name) if name else name
-
-
-def base_name(config: Any) -> str:
-    """Return the name of the model that a configuration was loaded from; "" without a name."""
-    name = str(config._name_or_path or "")
-    return name.removesuffix(_PATCHED_NAME.removeprefix("{}"))
 
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
@@ -252,11 +231,7 @@ _filled: set[str] = set()
 
 
 def fill_peft_tables() -> None:
-    """Add the types wavepe_<family> to PEFT's tables, if PEFT is imported.
-
-    PEFT takes the model_type from `to_dict()`, which calls this function: so they are filled in
-    time, in whatever order PEFT, wavepe and the model are imported.
-    """
+    """Add our types to PEFT's tables, if PEFT is imported; it reads them after a `to_dict()`."""
     for name in (PEFT_TABLES - _filled) & sys.modules.keys():
         _filled.add(name)
         tables = [x for x in vars(sys.modules[name]).values() if isinstance(x, dict)]

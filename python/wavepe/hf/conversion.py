@@ -7,9 +7,9 @@ config.json is edited. A learned encoding adds one shard with its parameters.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from ..common.files import leading_names, new_folder
+from ..common.files import inside, leading_names, leads_out, new_folder, read_object, write_object
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import FAMILIES, TYPE_PREFIX
@@ -61,7 +61,8 @@ class Conversion:
         Names of tensors that the new model does not have: parameters of the former encoding, and
         buffers that no model reads.
     left_out : tuple of str
-        Files of the source that were not copied: weights in other formats, training states.
+        Files of the source that were not copied: weights in other formats, training states, and
+        symbolic links that lead out of the folder.
     """
 
     folder: Path
@@ -86,8 +87,8 @@ def convert(
 
     The new folder loads with `AutoModelForCausalLM.from_pretrained`, once `wavepe.hf` is imported.
     The weights are copied and never loaded, so the memory in use does not depend on the size of the
-    model. Tokenizer and generation settings are copied too. The target folder appears when it is
-    complete.
+    model; only files of torch before 1.6 are read into memory. Tokenizer and generation settings
+    are copied too. The target folder appears when it is complete.
 
     Parameters
     ----------
@@ -116,8 +117,8 @@ def convert(
     Raises
     ------
     ValueError
-        The folder, the model family, the checkpoint or the encoding cannot be converted. Nothing
-        has been written.
+        The folder, the model family, the checkpoint or the encoding cannot be converted; or
+        config.json or weights are links that lead out of the folder. Nothing has been written.
     TypeError
         The encoding has a type that `wavepe.encoding` does not accept.
     OSError
@@ -152,10 +153,10 @@ def convert(
     _check_fit(source, model, tensors)
     others, left_out = _other_files(source, files)
     with new_folder(target) as part:
-        _write_json(part / CONFIG_NAME, config)
+        write_object(part / CONFIG_NAME, config)
         for path in others:
             (part / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source / path, part / path)
+            shutil.copy(inside(source, path), part / path)
         loaded = {**model.config.to_dict(), "architectures": config["architectures"]}
         write_beside(part, loaded, str(source))
         _write_weights(source, part, files, dropped, added, link)
@@ -182,7 +183,10 @@ def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
             f"{source} has no {CONFIG_NAME}: the source must be a local checkpoint folder "
             "(download a model of the Hub first)"
         )
-    config = _read_json(source / CONFIG_NAME)
+    config = read_object(source, CONFIG_NAME)
+    for key, needed in (("architectures", list), ("auto_map", dict)):
+        if not isinstance(config.get(key) or needed(), needed):
+            raise ValueError(f"{source} has {key} {config[key]!r}, needs a {needed.__name__}")
     kind = str(config.get("model_type")).removeprefix(TYPE_PREFIX)
     own_type = TYPE_PREFIX + kind
     if own_type not in CONFIGS:
@@ -205,7 +209,7 @@ def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
         if model.config_class is CONFIGS[own_type]
     ]
     causal = [name for name in stock_names if name.endswith("ForCausalLM")]
-    name = (config.get("architectures") or causal)[0].removeprefix(CLASS_PREFIX)
+    name = str((config.get("architectures") or causal)[0]).removeprefix(CLASS_PREFIX)
     if name not in stock_names:
         raise ValueError(f"{source} is a {name}, needs one of {', '.join(stock_names)}")
     if config["model_type"] == own_type and config.get("position_encoding") == chosen.stored():
@@ -236,30 +240,40 @@ def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each weight file."""
     for single in WEIGHTS:
         if (source / single).is_file():
-            return {single: _mapped(source / single)}
+            return {single: _mapped(source, single)}
         index = source / (single + INDEX)
         if index.is_file():
-            shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            weight_map = read_object(source, index.name).get("weight_map")
+            files = weight_map.values() if isinstance(weight_map, dict) else ()
+            if not files or not all(isinstance(file, str) for file in files):
+                raise ValueError(f"{index} needs a weight_map from names of tensors to files")
+            shards = sorted(set(files))
             beside = [path.name for path in source.iterdir() if path.is_file()]
             if missing := [shard for shard in shards if shard not in beside]:
                 raise ValueError(
                     f"{index} lists shards that are not beside it: {leading_names(missing)}"
                 )
-            return {shard: _mapped(source / shard) for shard in shards}
+            return {shard: _mapped(source, shard) for shard in shards}
     raise ValueError(f"{source} has no weights: needs {' or '.join(WEIGHTS)}, or shards of them")
 
 
-def _mapped(path: Path) -> dict[str, Tensor]:
+def _mapped(source: Path, name: str) -> dict[str, Tensor]:
     """Return the memory-mapped tensors of a file: values stay on disk until they are used."""
+    path = inside(source, name)
     try:
-        if path.suffix == ".safetensors":
+        if name.endswith(".safetensors"):
             return safetensors.torch.load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        mmap = zipfile.is_zipfile(path)  # else torch wrote the file before 1.6
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        values = tensors.values() if isinstance(tensors, dict) else [None]
+        if not all(isinstance(x, Tensor) for x in values):
+            raise TypeError("it holds something other than tensors by name")
+        return tensors
     except Exception as error:  # raised by safetensors, zipfile, pickle or torch
         # torch's own message advises to run the code in the file, and hides the reason.
         reason = error.__context__ or error
         raise ValueError(
-            f"{path} cannot be read as weights (was it downloaded in full?): {reason}"
+            f"{source / name} cannot be read as weights (was it downloaded in full?): {reason}"
         ) from error
 
 
@@ -286,10 +300,8 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the other files: those to be copied, and those to be left out.
-
-    Hidden folders are ignored, and so are folders that are checkpoints themselves.
-    """
+    """Return the names of the other files, those to be copied and those to be left out, without
+    those in hidden folders and in folders that are checkpoints themselves."""
     rewritten = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
     copied: set[str] = set()
     left_out: set[str] = set()
@@ -301,8 +313,9 @@ def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[
             if not name.startswith(".") and not Path(folder, name, CONFIG_NAME).exists()
         ]
         for path in (Path(folder, name) for name in names):
-            stale = path.name.endswith(OTHER_WEIGHTS) or not path.is_file()
-            (left_out if stale else copied).add(str(path.relative_to(source)))
+            name = str(path.relative_to(source))
+            stale = name.endswith(OTHER_WEIGHTS) or not path.is_file()
+            (left_out if stale or leads_out(source, name) else copied).add(name)
     return sorted(copied - rewritten), sorted(left_out - rewritten)
 
 
@@ -329,10 +342,8 @@ def _write_weights(
         name = f"{stem}-00001-of-00001{suffix}" if file == single and added else file
         if kept and len(kept) < len(stored):
             _save(part / name, kept)
-        elif kept and link:  # resolved: folders of the Hub's cache hold symbolic links
-            os.link((source / file).resolve(), part / name)
         elif kept:
-            shutil.copy(source / file, part / name)
+            (os.link if link else shutil.copy)(inside(source, file), part / name)
         tensors |= kept
         weight_map |= dict.fromkeys(kept, name)
     if added:
@@ -344,7 +355,7 @@ def _write_weights(
             "total_parameters": sum(x.numel() for x in tensors.values()),
             "total_size": sum(x.nbytes for x in tensors.values()),
         }
-        _write_json(part / (single + INDEX), {"metadata": metadata, "weight_map": weight_map})
+        write_object(part / (single + INDEX), {"metadata": metadata, "weight_map": weight_map})
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -355,15 +366,3 @@ def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     else:
         with path.open("wb") as file:  # given a path, torch would hide the system's error
             torch.save(tensors, file)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} holds no JSON object: {error}") from error
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object as save_pretrained does."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -35,6 +35,19 @@ OURS = "<!-- written by wavepe: remove this line to keep your changes -->"
 AUTO_CLASSES: dict[str, dict[str, str]] = {}
 
 
+class OfFolder:
+    """Mixin of the classes that `MODULE` imports; a user's subclass is not one of them."""
+
+    @classmethod
+    def is_of_wavepe(cls) -> bool:
+        return cls.__module__.startswith("wavepe.")
+
+    @classmethod
+    def register_for_auto_class(cls, *args: Any, **kwargs: Any) -> None:
+        if not cls.is_of_wavepe():
+            super().register_for_auto_class(*args, **kwargs)  # type: ignore[misc]
+
+
 def auto_map(kind: str, present: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the `auto_map` of a config.json: our classes, and what others have entered."""
     ours = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES[kind].items()}

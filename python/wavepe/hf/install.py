@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from ..positions import Learned, named_as_in
 from . import families
 from .absolute import AddAbsolute
 from .cache_guard import CacheGuard
-from .config import EncodedConfig, note_live, patched_config, return_changes
+from .config import CONFIGS, EncodedConfig, note_live, patched_config, return_changes
 from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
@@ -88,7 +89,8 @@ def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
             "wavepe.hf.unpatch(model) first"
         )
     encoded = patched_config(config, choice.stored())
-    parts = make_parts(choice, base, encoded)
+    with torch.device("meta" if next(base.parameters()).is_meta else "cpu"):  # not the default
+        parts = make_parts(choice, base, encoded)
     for layer in families.attentions(base):
         release_attention(layer)
     _attach(base, parts, Installed(choice.stored(), type(model).__name__, config, encoded))
@@ -151,6 +153,30 @@ def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfi
             module.config = new
             if "name_or_path" in module.__dict__:
                 module.name_or_path = new._name_or_path
+
+
+# ---------------------------------------------------------------- a larger model
+
+
+def check_owner(owner: PreTrainedModel) -> None:
+    """Raise ValueError if a model would be saved without the encoding of a model in it."""
+    configs = [owner.config]
+    for config in configs:  # the list grows by those that are loaded by their model_type
+        keys = [key for key, cls in config.sub_configs.items() if cls is AutoConfig]
+        configs += [getattr(config, key) for key in keys if getattr(config, key) is not None]
+    specs = [getattr(config, "position_encoding", None) for config in configs]
+    for module in owner.modules():
+        record = installed(module) if isinstance(module, PreTrainedModel) else None
+        if record and record.spec not in specs and not any(x is record.config for x in configs):
+            text = CONFIGS[families.TYPE_PREFIX + families.of(record.config).model_type].__name__
+            built = f", or built with text_config={text}(position_encoding=..., ...)"
+            built *= owner.config.sub_configs.get("text_config") is AutoConfig
+            raise ValueError(
+                f"this {type(owner).__name__} would be loaded without the position encoding "
+                f"{spec_text(record.spec)!r} of its {type(module).__name__}: patch the outermost "
+                "model that patch takes; or save the state_dict() alone, and load it into a model "
+                f"that is patched so again{built}"
+            )
 
 
 # ---------------------------------------------------------------- a layer that stands alone

@@ -50,8 +50,7 @@ def attach(owner: Any, shared: Learned | None, by_layer: Mapping[Any, Learned]) 
     modules = [*by_layer.items(), *([] if shared is None else [(owner, shared)])]
     for place, learned in modules:
         # Weights of a quantised layer may be integers.
-        floating = (x for part in (place, owner) for x in part.parameters())
-        first = next(x for x in floating if x.is_floating_point())
+        first = next(x for y in (place, owner) for x in y.parameters() if x.is_floating_point())
         if not first.is_meta:  # else from_pretrained chooses device and dtype
             learned.to(first.device, first.dtype)
     for place, learned in modules:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
@@ -15,8 +16,8 @@ from transformers.models.auto import configuration_auto, modeling_auto, tokeniza
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS
 from .families import ATTENTION
-from .folder import AUTO_CLASSES
-from .install import install_own
+from .folder import AUTO_CLASSES, OfFolder
+from .install import check_owner, install_own
 from .layers import LayerEncodings
 from .learned import MODULE_NAME
 from .lengths import check_lengths
@@ -35,7 +36,7 @@ PLACE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "for
 NAMES = [table for key, table in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")]
 
 
-class EncodedModel:
+class EncodedModel(OfFolder):
     """Mixin that turns a stock model class into one of a type wavepe_<family>."""
 
     stock: Any
@@ -44,19 +45,12 @@ class EncodedModel:
     _supports_flex_attn = False
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing for a class of wavepe, as `OwnConfig.register_for_auto_class`."""
-        if cls.__module__ != __name__:
-            super().register_for_auto_class(auto_class)  # type: ignore[misc]
-
-    @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Load a model as transformers does; see `forget_others`."""
         parent: Any = super()
-        folder = pretrained_model_name_or_path
-        place = {key: kwargs[key] for key in PLACE if key in kwargs}
+        folder, place = pretrained_model_name_or_path, {x: kwargs[x] for x in PLACE if x in kwargs}
         loaded = parent.from_pretrained(folder, *args, **kwargs)
         forget_others(loaded[0] if isinstance(loaded, tuple) else loaded, folder, place)
         return loaded
@@ -80,18 +74,16 @@ class EncodedModel:
     ) -> str:
         if attn_implementation not in (None, ATTENTION):
             raise ValueError(
-                f"{type(self).__name__} needs attn_implementation={ATTENTION!r}, which applies its "
-                f"position encoding; got {attn_implementation!r}"
+                f"the encoding of {type(self).__name__} needs attn_implementation={ATTENTION!r}, "
+                f"which continuous batching does not take; got {attn_implementation!r}"
             )
         return ATTENTION
 
 
 def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
-    """Set learned parameters of a loaded model to their initial values, where its folder names
-    another encoding.
+    """Set the learned parameters of parts that the folder does not name to their initial values.
 
-    Parameters of two encodings may have the same names and shapes. A part keeps what it has learned
-    if the folder names the same part.
+    Parameters of two encodings may have the same names and shapes.
     """
     if folder is None or not any(isinstance(module, Learned) for module in model.modules()):
         return
@@ -106,6 +98,16 @@ def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
         # The module of a combination has those of its parts, and nothing itself.
         if isinstance(module, Learned) and not known.issuperset(module.encoding.parts):
             module.reset_own()
+
+
+_save_pretrained = PreTrainedModel.save_pretrained
+
+
+@functools.wraps(_save_pretrained)
+def _checked_save(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+    """Save any model of transformers; a model inside it may have been patched."""
+    check_owner(self)
+    _save_pretrained(self, *args, **kwargs)
 
 
 def _model_class(stock: Any, config: Any) -> Any:
@@ -151,11 +153,7 @@ def register() -> None:
 
 
 def _register_tokenizer(kind: str, config: Any) -> None:
-    """Let AutoTokenizer choose the tokenizer of the stock type.
-
-    AutoTokenizer looks up the model_type in a table, and in a set of types whose files name a wrong
-    tokenizer class. Then it looks up the class of the configuration.
-    """
+    """Let AutoTokenizer choose the tokenizer of the stock type."""
     stock, tables = config.stock.model_type, tokenization_auto
     classes = tables.TOKENIZER_MAPPING.get(config.stock, None)
     if classes is not None:
@@ -184,3 +182,4 @@ def stored_as_named(model: Any) -> bool:
 
 
 register()
+PreTrainedModel.save_pretrained = _checked_save

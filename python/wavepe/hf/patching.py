@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -69,8 +68,8 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     -----
     `save_pretrained` of a patched model writes the type wavepe_<family> (wavepe_llama,
     wavepe_mistral, ...). A patched model raises if its attention implementation is switched away
-    from "wavepe". If you patch a decoder and put a head around it later, the head does not know of
-    the patch and saves a stock model.
+    from "wavepe". A larger model that you do not patch as a whole, such as a vision-language model
+    around a patched text model, raises in `save_pretrained`.
 
     Examples
     --------
@@ -93,7 +92,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 f"parameter {name} is on the meta device, and patch needs real parameters: patch "
                 "the model first, then offload or dispatch it"
             )
-        if _is_sharded(parameter) and chosen.learned is not None:
+        if hasattr(parameter, "placements") and chosen.learned is not None:
             raise ValueError(
                 f"parameter {name} is a DTensor, but the parameters of {chosen} would be plain "
                 "tensors: patch the model first, then shard it"
@@ -105,10 +104,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
 
 
 def warn_of_scales(model: nn.Module, chosen: LayerEncodings, length: int | None = None) -> None:
-    """Warn of wavelets that are wide for the trained length: `length`, or else that of the model.
-
-    With `length`, nothing is said that was said for the model.
-    """
+    """Warn of wavelets that are wide for the trained length of the model, or for `length` alone."""
     base = families.decoder(model)
     size = max(heads.head_dim for heads in families.sizes(base))
     longest = base.config.max_position_embeddings or math.inf
@@ -116,14 +112,6 @@ def warn_of_scales(model: nn.Module, chosen: LayerEncodings, length: int | None 
         hint = scale_hint(encoding, size, length or longest)
         if hint and not (length and scale_hint(encoding, size, longest)):
             warnings.warn(f"{encoding}: {hint}", stacklevel=3)
-
-
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(parameter, DTensor)
 
 
 def unpatch(model: M) -> M:

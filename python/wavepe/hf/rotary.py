@@ -98,7 +98,8 @@ def check_config(config: Any, spec: StoredSpec) -> None:
         raise ValueError(
             f"the position encoding {spec_text(spec)!r} of this model needs "
             f"attn_implementation={ATTENTION!r}, got {config._attn_implementation!r}: call "
-            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first"
+            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first, as "
+            "for continuous batching"
         )
     if config.position_encoding != spec:
         raise changed_encoding(spec, config.position_encoding)
