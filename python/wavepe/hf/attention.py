@@ -245,7 +245,7 @@ def _check_counts_no_hidden(score: Scores, module: Any) -> None:
 
 def _check_split(score: Scores, heads: int) -> None:
     """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
-    if score.encoding.learns or set(score.encoding.terms) - {"table"}:
+    if score.encoding.learns or {*score.encoding.terms} - {"table"}:
         raise ValueError(
             f"{score.encoding} needs all {score.heads} heads in one process, got {heads}: with "
             "tensor parallelism, heads would get the biases of other heads, or learned parameters "
