@@ -163,7 +163,7 @@ def check_owner(owner: PreTrainedModel) -> None:
     configs = [owner.config]
     for config in configs:  # the list grows by those that are loaded by their model_type
         keys = [key for key, cls in config.sub_configs.items() if cls is AutoConfig]
-        configs += [getattr(config, key) for key in keys if getattr(config, key) is not None]
+        configs += [getattr(config, key) for key in keys if getattr(config, key, None) is not None]
     specs = [getattr(config, "position_encoding", None) for config in configs]
     for module in owner.modules():
         record = installed(module) if isinstance(module, PreTrainedModel) else None
