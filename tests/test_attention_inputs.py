@@ -106,9 +106,7 @@ def test_table_without_rows(variant):
             wavepe.attention(**given, p=p, beyond="edge")
     for bias in (np.zeros(0), np.zeros((4, 0))):
         assert_same_bits(wavepe.attention(**given, bias=bias), wavepe.attention(**given))
-        with pytest.raises(
-            ValueError, match=r'bias_beyond="edge" needs .* one row, got bias with none'
-        ):
+        with pytest.raises(ValueError, match="bias_beyond='edge' needs a bias of at least one"):
             wavepe.attention(**given, bias=bias, bias_beyond="edge")
 
 

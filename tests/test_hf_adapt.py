@@ -129,13 +129,13 @@ def test_auto_says_why_it_keeps_nothing(family, why):
     assert (found.encoding, why in found.why) == (wavepe.encoding("alibi"), True)
 
 
-@pytest.mark.parametrize("turning", range(1, 13))
-def test_as_many_pairs_stay_as_turn(turning):
-    """Also where their share of all pairs, such as 4 of 12, is not a short fraction."""
-    model = tiny(head_dim=24)
-    length = math.ceil(recipes.TURNS * 2 * math.pi * 10000 ** ((turning - 1) / 12)) + 1
+@pytest.mark.parametrize(("pairs", "turning"), [(12, 1), (12, 4), (12, 12), (44, 15), (49, 1)])
+def test_as_many_pairs_stay_as_turn(pairs, turning):
+    """Also where their share of all pairs is not a short fraction: 1 / 49 * 49 is below 1."""
+    model = tiny(head_dim=2 * pairs)
+    length = math.ceil(recipes.TURNS * 2 * math.pi * 10000 ** ((turning - 1) / pairs)) + 1
     rope = recipes.choose("auto", "alibi", families.decoder(model), length).encoding.rotary
-    assert np.count_nonzero(rope.frequencies(24)[0]) == turning
+    assert np.count_nonzero(rope.frequencies(2 * pairs)[0]) == turning
 
 
 def losses(model, given):

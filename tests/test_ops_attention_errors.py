@@ -49,7 +49,7 @@ SHAPES = [  # part of the message, arguments besides q, k, v
     (both(5, 6), {"p": P, "q_rel": ones(B, H, 6, D)}),
     (r"q_rel", {"p": P, "q_rel": ones(B, HK, M, D)}),
     (r"q_rel.*p", {"q_rel": Q}),
-    (r"q_rel must be .*3.*8", {"p": ones(9, 3), "q_rel": Q}),
+    (r"q_rel (must be|and p must have the same size).*3.*8", {"p": ones(9, 3), "q_rel": Q}),
     (r"sinks must be .*4.*3", {"sinks": ones(3)}),
     (r"sinks must be .*4.*1, 4", {"sinks": ones(1, H)}),
     (both(4, 3), {"bias": ones(3, 9)}),

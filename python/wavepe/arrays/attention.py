@@ -117,15 +117,11 @@ def attention(
     """
     p, first, beyond = ranged("p", p, first, beyond)
     bias, bias_first, bias_beyond = ranged("bias", bias, bias_first, bias_beyond)
-    operands = {"q": q, "k": k, "v": v}
-    if p is not None:
-        operands["p"] = p
-    if q_rel is not None:
-        if p is None:
-            raise ValueError("q_rel needs a table p")
-        operands["q_rel"] = q_rel
+    optional = {name: x for name, x in (("p", p), ("q_rel", q_rel)) if x is not None}
+    operands = {"q": q, "k": k, "v": v, **optional}
     arrays = _promoted({name: real_operand(name, x) for name, x in operands.items()})
-    _check_sizes(arrays)
+    checks.sizes(arrays)
+    _check_memory(arrays)
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:
             arrays[name] = real_operand(name, of_heads).astype(np.float64)
@@ -154,52 +150,31 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _listed(arrays: _Arrays) -> str:
-    return ", ".join(f"{name} {x.dtype} {x.shape}" for name, x in arrays.items())
-
-
 def _promoted(arrays: _Arrays) -> _Arrays:
     """Return the arrays in one dtype that the kernels have, and aligned."""
     try:
         dtype = np.result_type(*(x.dtype for x in arrays.values()))
     except TypeError:
-        raise TypeError(f"the arrays need a common dtype, got {_listed(arrays)}") from None
+        raise TypeError(f"the arrays need a common dtype, got {checks.listed(arrays)}") from None
     if dtype.kind in "iu":
         dtype = np.result_type(dtype, np.float32)
     if not (checks.is_bfloat16(dtype) or dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(
             "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
-            f"{dtype} for {_listed(arrays)}"
+            f"{dtype} for {checks.listed(arrays)}"
         )
     return {name: cast(x, dtype) for name, x in arrays.items()}
 
 
-def _check_sizes(arrays: _Arrays) -> None:
-    """Check the last two axes of q, k, v, p and q_rel; `_lead` checks the others."""
-    if min(x.ndim for x in arrays.values()) < 2:
-        raise ValueError(
-            "q must be (..., m, d), k (..., n, d), v (..., n, dv), p (..., w, c) and q_rel "
-            f"(..., m, c), got {_listed(arrays)}"
-        )
-    q, k, v = (arrays[name].shape for name in "qkv")
-    r = arrays.get("q_rel", arrays["q"]).shape
-    p = arrays["p"].shape if "p" in arrays else r
-    if q[-1] != k[-1]:
-        raise ValueError(f"q and k must have the same head size, got {_listed(arrays)}")
-    if p[-1] != r[-1]:
-        name = "q_rel" if "q_rel" in arrays else "q"
-        advice = "" if "q_rel" in arrays else f"; p of another size needs q_rel of size {p[-1]}"
-        raise ValueError(f"{name} and p must have the same size, got {_listed(arrays)}{advice}")
-    if r[-2] != q[-2]:
-        raise ValueError(f"q and q_rel must have the same queries, got {_listed(arrays)}")
-    if k[-2] != v[-2]:
-        raise ValueError(f"k and v must have the same number of keys, got {_listed(arrays)}")
-    # The size of the kernels' scratch memory must not overflow: csrc/torch/attention_call.cpp has
-    # the same limits.
-    largest = max(q[-1], v[-1], p[-1])
-    elements = (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + p[-1] + 2**8)
-    if largest >= 2**20 or elements >= 2**45:
-        raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
+def _check_memory(arrays: _Arrays) -> None:
+    """Raise MemoryError before the size of the kernels' scratch memory overflows.
+
+    csrc/torch/attention_call.cpp has the same limits.
+    """
+    (queries, d), (keys, dv) = (arrays[name].shape[-2:] for name in "qv")
+    columns = (d, dv, arrays["p"].shape[-1] if "p" in arrays else d)
+    if max(columns) >= 2**20 or (queries + keys + 2**12) * (sum(columns) + 2**8) >= 2**45:
+        raise MemoryError(f"attention of {checks.listed(arrays)} needs more memory than there is")
 
 
 def _reachable(
@@ -210,9 +185,7 @@ def _reachable(
     `axis` is the axis of p or bias that holds the distances.
     """
     rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
-    if edge and rows == 0:
-        option = "beyond" if name == "p" else "bias_beyond"
-        raise ValueError(f'{option}="edge" needs at least one row, got {name} with none')
+    checks.edge("beyond" if name == "p" else "bias_beyond", BEYOND[edge], rows)
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
     begin, end = reached_rows(rows, first, edge, nearest, farthest)
     return slice(begin, end), max(-_FARTHEST, min(_FARTHEST, first)) + begin
@@ -234,11 +207,7 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
     heads, key_heads = (axes[-1] if axes else 1 for axes in (query_axes, key_axes))
     if heads == 1:
         heads = key_heads
-    if heads % key_heads if key_heads else heads:
-        raise ValueError(
-            f"q has {heads} heads, which must be a multiple of the {key_heads} of k and v: "
-            f"{_listed(arrays)}"
-        )
+    checks.heads(heads, key_heads, arrays)
     return (*batch, heads) if query_axes or key_axes else (), key_heads
 
 

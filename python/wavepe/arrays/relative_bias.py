@@ -148,8 +148,7 @@ def relative_bias(
     # Beyond 2^62 no table reaches a key. Up to there, sums cannot overflow.
     first = max(-(2**62), min(2**62, checks.integer("first", first)))
     edge = BEYOND.index(checks.choice("beyond", beyond, BEYOND))
-    if edge and p.shape[-2] == 0:
-        raise ValueError('beyond="edge" needs a table of at least one row, got p with none')
+    checks.edge("beyond", beyond, p.shape[-2])
     batch = checks.broadcast("leading axes of q and p", q.shape[:-2], p.shape[:-2])
     q, p = (x.astype(np.float32) if checks.is_bfloat16(x.dtype) else x for x in (q, p))
     dtype = np.result_type(q.dtype, p.dtype, np.float32)

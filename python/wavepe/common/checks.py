@@ -183,3 +183,47 @@ def broadcast(what: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     except ValueError:
         listed = " and ".join(str(tuple(s)) for s in shapes)
         raise ValueError(f"{what} {listed} do not broadcast") from None
+
+
+# ---- operands of attention, NumPy arrays or torch tensors ---------------------------------------
+# Messages are made on failure only, because a compiler would fix the symbolic sizes in them.
+
+
+def listed(operands: Mapping[str, Any]) -> str:
+    """Return names, dtypes and shapes, for messages."""
+    shown = (f"{name} {x.dtype} {tuple(x.shape)}" for name, x in operands.items())
+    return ", ".join(shown).replace(" torch.", " ")
+
+
+def sizes(operands: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the last two axes of q, k, v, p and q_rel fit together."""
+    if min(len(x.shape) for x in operands.values()) < 2:
+        needed = "q must be (..., m, d), k (..., n, d), v (..., n, dv), p (..., w, c) and q_rel"
+        raise ValueError(f"{needed} (..., m, c), got {listed(operands)}")
+    if "q_rel" in operands and "p" not in operands:
+        raise ValueError("q_rel needs a table p")
+    r = "q_rel" if "q_rel" in operands else "q"
+    equal = {"q k": "head size", "k v": "number of keys", "q q_rel": "queries", f"{r} p": "size"}
+    for pair, what in equal.items():
+        axis = -1 if what.endswith("size") else -2
+        one, *other = (operands[name].shape[axis] for name in pair.split() if name in operands)
+        if other and one != (c := other[0]):
+            advice = f"; p of size {c} with q of head size {one} needs q_rel of size {c}"
+            raise ValueError(
+                f"{pair.replace(' ', ' and ')} must have the same {what}, got {listed(operands)}"
+                + advice * (pair == "q p")
+            )
+
+
+def heads(of_q: int, of_keys: int, operands: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the number of heads of q is a multiple of that of k and v."""
+    if of_q % of_keys if of_keys else of_q:
+        message = f"q has {of_q} heads, which must be a multiple of the {of_keys} heads of k and v"
+        raise ValueError(f"{message}: {listed(operands)}")
+
+
+def edge(option: str, beyond: str, rows: int) -> None:
+    """Raise ValueError if nothing could stand for the rows beyond the edge of a table or bias."""
+    if beyond == "edge" and rows == 0:
+        of = {"beyond": "table of at least one row", "bias_beyond": "bias of at least one number"}
+        raise ValueError(f"{option}='edge' needs a {of[option]}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arrays.relative_bias import BEYOND
+from ..common import checks
 from ._common import (
     FLOATS,
     INTEGERS,
@@ -22,6 +23,7 @@ from ._common import (
     flag,
     integer,
     number,
+    run_check,
     wide,
 )
 
@@ -99,20 +101,17 @@ def check_arguments(call: Arguments) -> None:
 
     Messages are made on failure only, because a compiler would fix the sizes in them.
     """
-    q, k, v, p, bias = call.q, call.k, call.v, call.p, call.bias
-    names = ("p", "offset", *OPTIONAL)
+    q = call.q
+    names = ("q", "k", "v", "p", "offset", *OPTIONAL)
     tensors = {name: x for name in names if (x := getattr(call, name)) is not None}
-    check_device(q=q, k=k, v=v, **tensors)
+    check_device(**tensors)
     check_dtype("q", q)
-    _check_sizes(q, k, v)
-    _check_dtypes({"q": q, "k": k, "v": v, **tensors})
-    check_choice("beyond", call.beyond, BEYOND)
-    check_choice("bias_beyond", call.bias_beyond, BEYOND)
-    _check_shapes(q, k.shape[2], tensors)
-    if p is not None and call.beyond == "edge":
-        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-    if bias is not None and call.bias_beyond == "edge":
-        check(bias.shape[-1] > 0, "bias_beyond='edge' needs a bias of at least one number")
+    _check_dtypes(tensors)
+    _check_shapes(tensors)
+    for option, name, axis in (("beyond", "p", -2), ("bias_beyond", "bias", -1)):
+        check_choice(option, beyond := getattr(call, option), BEYOND)
+        if name in tensors:
+            run_check(checks.edge, option, beyond, tensors[name].shape[axis])
     if not 0 <= call.dropout_p <= 1:
         check(False, f"dropout_p must lie in 0..1, got {call.dropout_p}")
     if call.window is not None and call.window < 0:
@@ -124,18 +123,6 @@ def check_arguments(call: Arguments) -> None:
     most = 1e300 if q.dtype == torch.float64 else 1e30
     if call.softcap is not None and not 1 / most <= call.softcap <= most:
         check(False, f"softcap must lie in {1 / most:g}..{most:g}, got {float(call.softcap):g}")
-
-
-def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for label, tensor in {"q": q, "k": k, "v": v}.items():
-        if tensor.dim() != 4:
-            check(False, f"{label} must be (B, heads, length, size), got {tuple(tensor.shape)}")
-    batch, heads, _, d = q.shape
-    kv_heads = k.shape[1]
-    fits = k.shape[0] == batch and v.shape[:3] == k.shape[:3] and k.shape[3] == d
-    if not fits or (heads % kv_heads if kv_heads else heads):
-        got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        check(False, f"q (B, H, m, d), k (B, Hk, n, d), v (B, Hk, n, dv), Hk | H needed, got {got}")
 
 
 def _check_dtypes(tensors: dict[str, Tensor]) -> None:
@@ -152,16 +139,21 @@ def _check_dtypes(tensors: dict[str, Tensor]) -> None:
             check_mask(x)
 
 
-def _check_shapes(q: Tensor, keys: int, tensors: dict[str, Tensor]) -> None:
-    batch, heads, queries, d = q.shape
-    p = tensors.get("p")
-    if "q_rel" in tensors and p is None:
-        check(False, "q_rel needs a table p")
-    c = p.shape[-1] if p is not None and p.dim() else d
-    w, w_bias = (x.shape[axis] if x is not None and x.dim() >= -axis else 0
-                 for x, axis in ((p, -2), (tensors.get("bias"), -1)))  # fmt: skip
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    operands = {name: x for name, x in tensors.items() if name in ("q", "k", "v", "p", "q_rel")}
+    run_check(checks.sizes, operands)
+    for name in "qkv":
+        if tensors[name].dim() != 4:
+            check(False, f"{name} must be (B, heads, length, size), got {checks.listed(operands)}")
+    (batch, heads, queries, d), (_, key_heads, keys, _) = tensors["q"].shape, tensors["k"].shape
+    run_check(checks.heads, heads, key_heads, operands)
+    w, c = tensors["p"].shape[-2:] if "p" in tensors else (0, d)
+    w_bias = tensors["bias"].shape[-1] if "bias" in tensors and tensors["bias"].dim() else 0
     over_keys: tuple[tuple[int, ...], ...] = ((batch, keys), (1, keys))
     allowed: dict[str, tuple[tuple[int, ...], ...]] = {
+        "q": ((batch, heads, queries, d),),
+        "k": ((batch, key_heads, keys, d),),
+        "v": ((batch, key_heads, keys, tensors["v"].shape[-1]),),
         "p": ((w, c), (heads, w, c)),
         "q_rel": ((batch, heads, queries, c),),
         "slopes": ((heads,),),
@@ -176,9 +168,8 @@ def _check_shapes(q: Tensor, keys: int, tensors: dict[str, Tensor]) -> None:
         # Tuples compare their items before their lengths, which would guard a traced size.
         shapes = (shape for shape in allowed[name] if len(shape) == x.dim())
         if not any(tuple(x.shape) == shape for shape in shapes):
-            listed = " or ".join(map(str, dict.fromkeys(allowed[name])))
-            check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
-    if c != d and "q_rel" not in tensors:
-        check(False, f"p of size {c} with q of head size {d} needs q_rel of size {c}")
+            listing = " or ".join(map(str, dict.fromkeys(allowed[name])))
+            got = checks.listed(operands) if name in operands else tuple(x.shape)
+            check(False, f"{name} must be {listing}, got {got}")
     if "segments" in tensors and queries != keys:
         check(False, f"segments need m = n, got {queries} queries and {keys} keys")

@@ -162,11 +162,14 @@ def number(name: str, value: Any) -> float:
 
 
 def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> Any:
-    """Return the result of a check of `wavepe.common.checks`, but a compiler's symbol as it is."""
-    if isinstance(value, _SYMBOLS):
-        return value
+    """Return the value that a check returns, but a compiler's symbol as it is."""
+    return value if isinstance(value, _SYMBOLS) else run_check(check_plain, name, value)
+
+
+def run_check(check_plain: Callable[..., T], *arguments: Any) -> T:
+    """Return the result of a check of `wavepe.common.checks`, whose errors are RuntimeErrors."""
     try:
-        return check_plain(name, value)
+        return check_plain(*arguments)
     except (TypeError, ValueError) as error:
         raise RuntimeError(f"wavepe: {error}") from None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arrays.relative_bias import BEYOND, Table
+from ..common import checks
 from ._common import (
     autocast_enabled,
     axis_first,
@@ -21,6 +22,7 @@ from ._common import (
     recorded,
     register_autograd,
     report_out_of_memory,
+    run_check,
     with_range,
 )
 from ._compiler import is_compiling, traced
@@ -119,8 +121,7 @@ def _check(q: Tensor, p: Tensor, keys: int, beyond: str) -> None:
     )
     if keys < 0:  # with the message, a compiler would fix a traced size
         check(False, f"keys must not be negative, got {keys}")
-    if beyond == "edge":
-        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+    run_check(checks.edge, "beyond", beyond, p.shape[-2])
 
 
 @torch.library.register_fake("wavepe::relative_bias")

@@ -28,6 +28,7 @@ from ._common import (
     in_new_thread,
     integer,
     report_out_of_memory,
+    run_check,
     with_range,
 )
 from ._compiler import before_marked, constant_result, disable
@@ -139,8 +140,7 @@ class RelativeTable:
         check(values.ndim in (2, 3), f"p must be (w, d) or (H, w, d), got shape {values.shape}")
         first = integer("first", first)
         check_choice("beyond", beyond, BEYOND)
-        if beyond == "edge":
-            check(values.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+        run_check(checks.edge, "beyond", beyond, values.shape[-2])
         whole = _trimmed(values, beyond)
         values = values[..., whole, :].copy()
         values.flags.writeable = False
