@@ -1,14 +1,17 @@
 """Threads: the same bits for any number of them; a fork, Ctrl-C and `use_variant` meanwhile."""
 
+import itertools
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
 import pytest
 import wavepe
-from cases import assert_same_bits, generator, lay_out, turn
+from cases import assert_same_bits, generator, lay_out, turn, using
 from processes import forked, python
+from variants import all_of_them
 from wavepe.arrays.threads import LEAST_ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -179,3 +182,93 @@ def test_ctrl_c_in_a_long_call(threads):
 #
 # A call under way ends with the kernels that it began with, for what one variant packs another
 # cannot read.
+
+
+@pytest.fixture
+def switches():
+    """A thread that switches to the next variant all the time, once it is started."""
+    before, interval, stop = wavepe.variant(), sys.getswitchinterval(), threading.Event()
+    sys.setswitchinterval(1e-5)
+
+    def switch():
+        for name in itertools.cycle(all_of_them()):
+            wavepe.use_variant(name)
+            if stop.wait(1e-5):
+                return
+
+    thread = threading.Thread(target=switch)
+    yield thread
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+    wavepe.use_variant(before)
+    set_threads(1)
+
+
+def set_threads(count):
+    for module in {wavepe, sys.modules.get("torch", wavepe)}:
+        module.set_num_threads(count)
+
+
+def numbers(*shapes):
+    rng = generator("meanwhile")
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def numpy_calls():
+    q, k, v, p = numbers((2, 4, 131, 33), (2, 2, 150, 33), (2, 2, 150, 24), (140, 33))
+    return {
+        "attention": lambda: wavepe.attention(q, k, v, p=p, return_lse=True),
+        "decode": lambda: wavepe.attention(q[:, :, :1], k, v, p=p, return_lse=True),
+        "relative_bias": lambda: [wavepe.relative_bias(q, p, 150)],
+    }
+
+
+def torch_calls():
+    torch, ops = pytest.importorskip("torch"), pytest.importorskip("wavepe.ops")
+    shapes = (2, 4, 131, 40), (2, 2, 150, 40), (2, 2, 150, 24), (140, 40), (2, 4, 131, 24)
+    q, k, v, p, g = map(torch.from_numpy, numbers(*shapes))
+    table = ops.relative_table(*wavepe.encoding("wavelet").table(150, 40))
+    out, lse = ops.attention(q, k, v, p=p, return_lse=True)
+    backward = torch.ops.wavepe.attention_backward
+    cos, sin = map(torch.from_numpy, turn(generator("turn"), (131, 16)))
+    return {
+        "attention": lambda: ops.attention(q, k, v, p=p, return_lse=True),
+        "relative_table": lambda: [ops.attention(q, k, v, p=table)],
+        "decode": lambda: [ops.attention(q[:, :, :1], k, v, p=p)],
+        "backward": lambda: backward(g, None, out, lse, q, k, v, p, p_grad=True),
+        "relative_bias": lambda: [ops.relative_bias(q, p, 150)],
+        "rope_qk": lambda: ops.rope_qk(q, q[:, :2], cos, sin),
+    }
+
+
+NUMPY = ["attention", "decode", "relative_bias"]
+TORCH = [*NUMPY, "relative_table", "backward", "rope_qk"]
+
+
+@pytest.mark.skipif(len(all_of_them()) < 2, reason="one variant on this machine")
+@pytest.mark.parametrize(
+    ("calls", "name"), [(numpy_calls, x) for x in NUMPY] + [(torch_calls, x) for x in TORCH]
+)
+def test_another_variant_meanwhile(calls, name, switches):
+    """Every result is that of one variant, and not all are of the same one."""
+    call = calls()[name]
+
+    def bits():
+        return [np.asarray(x).tobytes() for x in call()]
+
+    wanted = {}
+    for variant in all_of_them():
+        with using(variant):
+            wanted[variant] = bits()
+    set_threads(3)
+    switches.start()
+    seen = set()
+    for done in range(400):
+        result = bits()
+        equal = [variant for variant, want in wanted.items() if result == want]
+        assert equal, f"call {done} has the bits of no variant"
+        seen.add("portable" in equal)  # AVX2 and AVX-512 agree in every bit
+        if done >= 12 and len(seen) == 2:
+            return
+    raise AssertionError("400 calls, and no switch between two of them")
