@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..common import checks
-from ._models import check_tokens, evaluating, last_logits, need, replaced_globals
+from ..common.errors import require
+from ._models import check_tokens, evaluating, last_logits, replaced_globals
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     >>> attention_window(weights).shape
     (2, 4)
     """
-    need("attention_map", "torch", "transformers")
+    require("wavepe.analysis.attention_map", torch="torch", transformers="hf")
     tokens = check_tokens(model, tokens, 1, "one")
     maps: list[np.ndarray] = []
     recorder = _Recorder(maps)

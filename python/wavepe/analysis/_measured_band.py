@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common import checks
-from ._models import check_tokens, evaluating, last_logits, need, replaced_globals
+from ..common.errors import require
+from ._models import check_tokens, evaluating, last_logits, replaced_globals
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ def measured_band(
     >>> bands["band"].shape, bands["heatmap"].shape
     ((2, 4), (16, 4))
     """
-    need("measured_band", "torch", "transformers")
+    require("wavepe.analysis.measured_band", torch="torch", transformers="hf")
     checks.choice("of", of, ("key", "query"))
     tokens = check_tokens(model, tokens, 1, "one")
     rotations = _Rotations(model, of, len(tokens))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from ..common.runtime import command_for
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +19,6 @@ Item = TypeVar("Item")
 # The largest number of tokens in a batch (more are not faster on a CPU, because they do not fit
 # into its cache), and of its logits or of attention scores in a layer: 64 MiB of float32.
 _TOKENS, _ELEMENTS = 1 << 12, 1 << 24
-
-
-def need(function: str, *packages: str) -> None:
-    """Raise ImportError with the command that installs the first package that is missing."""
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            command = command_for({"transformers": "hf"}.get(package, package))
-            raise ImportError(f"wavepe.analysis.{function} needs {package}: {command}") from None
 
 
 def check_model(model: torch.nn.Module) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common import checks
+from ..common.errors import require
 from ._models import (
     Progress,
     batches,
@@ -21,7 +22,6 @@ from ._models import (
     device_of,
     evaluating,
     last_logits,
-    need,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def needle(
     >>> needle(model, None, lengths=[64, 128], depths=[0, 0.5, 1], trials=2).shape
     (2, 3)
     """
-    need("needle", "torch")
+    require("wavepe.analysis.needle", torch="torch")
     import torch
 
     check_model(model)

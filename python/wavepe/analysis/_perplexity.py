@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..common import checks
-from ._models import Progress, batches, check_tokens, evaluating, need
+from ..common.errors import require
+from ._models import Progress, batches, check_tokens, evaluating
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def perplexity(
     True
     """
     length, window, stride = _sizes(length, protocol, window, stride)
-    need("perplexity", "torch")
+    require("wavepe.analysis.perplexity", torch="torch")
     tokens = check_tokens(model, tokens, length, f"one piece of {length}")
     passes = list(_passes(protocol, length, window, stride))
     total: torch.Tensor | float = 0.0  # stays on the model's device until the end

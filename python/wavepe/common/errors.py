@@ -31,6 +31,10 @@ class UsageError(CommandError, ValueError):
     code = 2
 
 
+class MissingPackage(CommandError, ImportError):
+    """A package is not installed, or cannot be loaded."""
+
+
 def thread_count(value: int) -> int:
     """Return `value`; UsageError if so many threads could crash the process."""
     if not 1 <= value <= MOST_THREADS:
@@ -50,20 +54,20 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def require(what: str, **parts: str) -> None:
-    """Raise CommandError unless every module is installed; `parts` are module=extra."""
+    """Raise MissingPackage unless every module is installed; `parts` are module=extra."""
     missing = {name: extra for name, extra in parts.items() if not _is_installed(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
-        raise CommandError(f"{what} needs {' and '.join(missing)}: {command_for(extras)}")
+        raise MissingPackage(f"{what} needs {' and '.join(missing)}: {command_for(extras)}")
 
 
 def need_matplotlib(what: str) -> None:
-    """Raise CommandError if matplotlib is missing or cannot be loaded."""
+    """Raise MissingPackage if matplotlib is missing or cannot be loaded."""
     require(what, matplotlib="plot")
     try:
         import matplotlib.figure  # noqa: F401
     except ValueError as error:  # MPLBACKEND has a wrong value
-        raise CommandError(f"matplotlib: {error}") from error
+        raise MissingPackage(f"matplotlib: {error}") from error
 
 
 def _is_installed(name: str) -> bool:

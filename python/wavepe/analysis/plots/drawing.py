@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 import wavepe
 
 from ...common import checks
+from ...common.errors import need_matplotlib
 from ...common.labels import fold
-from ...common.runtime import command_for
 from ...encodings import Encoding
 
 if TYPE_CHECKING:
@@ -77,20 +77,12 @@ def _shaded(colour: str, shade: float) -> str:
     return "#" + "".join(f"{round(c + abs(shade) * (target - c)):02X}" for c in channels)
 
 
-def need_matplotlib() -> None:
-    """Raise ImportError with the command that installs matplotlib, if it is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise ImportError(f"plots need matplotlib: {command_for('plot')}") from None
-
-
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of `width` x `height` inches.
 
     It is not registered with pyplot, so figures of other threads and of notebooks do not change.
     """
-    need_matplotlib()
+    need_matplotlib("a picture")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
