@@ -54,8 +54,8 @@ def judge(q, k, v, *, p=None, q_rel=None, slopes=None, bias=None, sinks=None, **
 
     slopes, sinks = (None if x is None else np.asarray(x)[..., None, None] for x in (slopes, sinks))
     bias = None if bias is None else np.asarray(bias)[..., None, :]
-    given = [x for x in (q, p, q_rel, slopes, bias, sinks) if x is not None]
-    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in given)) or (1,)
+    args = [x for x in (q, p, q_rel, slopes, bias, sinks) if x is not None]
+    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in args)) or (1,)
     of_k = np.broadcast_shapes(k.shape[:-2], v.shape[:-2]) or (1,)
     batch = np.broadcast_shapes(of_q[:-1], of_k[:-1])
     heads = of_k[-1] if of_q[-1] == 1 else of_q[-1]
@@ -66,12 +66,12 @@ def judge(q, k, v, *, p=None, q_rel=None, slopes=None, bias=None, sinks=None, **
     out, of_out = np.zeros((2, *batch, heads, q.shape[-2], v.shape[-1]))
     lse, of_lse = np.zeros((2, *batch, heads, q.shape[-2]))
     for b in np.ndindex(batch):
-        given = {} if p is None else {"p": p[b]}
-        given |= {} if q_rel is None else {"q_rel": q_rel[b][None]}
-        given |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
-        given |= {} if sinks is None else {"sinks": sinks[b][:, 0, 0]}
-        given |= {} if bias is None else {"bias": bias[b][:, 0]}
-        done = oracle.forward(q[b][None], k[b][None], v[b][None], **given, **options)
+        args = {} if p is None else {"p": p[b]}
+        args |= {} if q_rel is None else {"q_rel": q_rel[b][None]}
+        args |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
+        args |= {} if sinks is None else {"sinks": sinks[b][:, 0, 0]}
+        args |= {} if bias is None else {"bias": bias[b][:, 0]}
+        done = oracle.forward(q[b][None], k[b][None], v[b][None], **args, **options)
         size = oracle.forward_sizes(done, v[b][None])
         out[b], lse[b] = done.out[0], done.lse[0]
         of_out[b], of_lse[b] = size["out"][0], size["lse"][0]
@@ -98,19 +98,19 @@ def compare(got, exact, dtype, what=""):
         assert_within(found, value, bound(value, size, terms, kind), f"{what}: {name}")
 
 
-def call(given):
-    return wavepe.attention(**given, return_lse=True)
+def call(args):
+    return wavepe.attention(**args, return_lse=True)
 
 
-def check(given, what=""):
+def check(args, what=""):
     """Call the function, compare the results to the oracle, and return them."""
-    got = call(given)
-    compare(got, judge(**given), given["q"].dtype, what)
+    got = call(args)
+    compare(got, judge(**args), args["q"].dtype, what)
     return got
 
 
 @functools.cache
 def problem(option, shape, dtype):
     """Return arguments and the oracle's results, which are the same for every variant."""
-    given = draw(generator("grid", option), shape, option, dtype)
-    return given, judge(**given)
+    args = draw(generator("grid", option), shape, option, dtype)
+    return args, judge(**args)

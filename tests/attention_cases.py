@@ -157,22 +157,22 @@ class Exact(NamedTuple):
 
 
 def judge(arguments, grad_out=None, grad_lse=None):
-    given = {name: array(x) for name, x in arguments.items()}
-    if given.get("dropout_p"):
-        given["seed"] = int(drawn_seed())
-    done = oracle.forward(**given)
+    args = {name: array(x) for name, x in arguments.items()}
+    if args.get("dropout_p"):
+        args["seed"] = int(drawn_seed())
+    done = oracle.forward(**args)
     exact = {"out": done.out, "lse": done.lse}
-    sizes, of_out = oracle.forward_sizes(done, given["v"]), {}
+    sizes, of_out = oracle.forward_sizes(done, args["v"]), {}
     if grad_out is not None or grad_lse is not None:
         grad_out = np.zeros(done.out.shape) if grad_out is None else array(grad_out)
         grad_lse = np.zeros(done.lse.shape) if grad_lse is None else array(grad_lse)
-        given.pop("seed", None)
-        grads, of = oracle.backward(grad_out, grad_lse, done, **given)
+        args.pop("seed", None)
+        grads, of = oracle.backward(grad_out, grad_lse, done, **args)
         exact, sizes = exact | grads, sizes | of
         dtype = arguments["q"].dtype
         if dtype in LOW:
             error = UNITS[dtype] * abs(done.out) + torch.finfo(dtype).smallest_normal * UNITS[dtype]
-            of_out = oracle.of_out(grad_out, error, done, **given)
+            of_out = oracle.of_out(grad_out, error, done, **args)
     batch, heads, m, n = done.weights.shape
     of_key = m * heads // max(arguments["k"].shape[1], 1)
     terms = dict.fromkeys(exact, n)  # a weight's sum, and then those over queries

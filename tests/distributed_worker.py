@@ -97,16 +97,16 @@ def derived(out, weight, given):
 def attention_error(case, dtype):
     """Return the largest error of a result, over the result's largest element."""
     ring, autocast = load("ring_attention"), dtype == "autocast"
-    given = drawn(case, torch.float32 if autocast else dtype)
+    args = drawn(case, torch.float32 if autocast else dtype)
     weight = random(2, HEADS, LENGTH, SIZE - 2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        wanted = derived(ops.attention(**given), weight, given)
+        wanted = derived(ops.attention(**args), weight, args)
         split = {
-            name: heads_last(ring.local_part(given[name], 2))
+            name: heads_last(ring.local_part(args[name], 2))
             for name in ("q", "k", "v", "q_rel")
-            if name in given
+            if name in args
         }
-        local = given | {name: x.detach().requires_grad_() for name, x in split.items()}
+        local = args | {name: x.detach().requires_grad_() for name, x in split.items()}
         out = ring.ring_attention(**local)
     found = derived(out, ring.local_part(weight, 2), local)
     errors = []

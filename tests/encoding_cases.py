@@ -318,10 +318,10 @@ def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
     1-length..length-1 if `causal` is False.
     """
     deltas = (torch or np).arange(0 if causal else 1 - length, length)
-    given = {"length": length, "heads": heads, "deltas": deltas, "causal": causal, **others}
+    args = {"length": length, "heads": heads, "deltas": deltas, "causal": causal, **others}
     if callable(encoding) or str(encoding) in ENCODINGS:
         parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
-        return parts(**given, learned=learned)
+        return parts(**args, learned=learned)
     whole = {"tables": []}
     for part in wavepe.encoding(encoding).parts:
         own = {
@@ -329,7 +329,7 @@ def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
             for name, value in (learned or {}).items()
             if name.startswith(f"{part.name}.")
         }
-        found = ENCODINGS[str(part)](**given, learned=own)
+        found = ENCODINGS[str(part)](**args, learned=own)
         whole["tables"] += tables_of(found)
         for name in ("u", "slopes", "bias", "added"):
             if name in found:

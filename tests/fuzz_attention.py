@@ -327,8 +327,8 @@ class Attention:
         return arguments | {name: x}
 
     def refuse(self, arguments):
-        given, *_ = self._parts(arguments)
-        self.function(**given)
+        args, *_ = self._parts(arguments)
+        self.function(**args)
 
     @staticmethod
     def _parts(arguments):

@@ -49,12 +49,12 @@ class Function:
 
     def call(self, arguments):
         """Return the result; an `out` of any layout must get the same bits and no other write."""
-        given = dict(arguments)
-        layout = given.pop("out", None)
-        got = self.function(**given)
+        args = dict(arguments)
+        layout = args.pop("out", None)
+        got = self.function(**args)
         if layout:
             guard = Guard(got.shape, got.dtype, layout)
-            self.function(**given, out=guard.out)
+            self.function(**args, out=guard.out)
             guard.check(layout)
             assert_same_bits(guard.out, got, f"out {layout}")
         return got

@@ -317,9 +317,9 @@ class WaveletTable(Operator):
         return exact
 
     def numpy(self, a):
-        given = {k: x.numpy() if isinstance(x, torch.Tensor) else x for k, x in a.items()}
-        given |= zip(self.leaves, arrays(a["scale"], a["shift"]), strict=True)
-        return [wavepe.wavelet_table(**given, dtype=wide(a["scale"].dtype))]
+        args = {k: x.numpy() if isinstance(x, torch.Tensor) else x for k, x in a.items()}
+        args |= zip(self.leaves, arrays(a["scale"], a["shift"]), strict=True)
+        return [wavepe.wavelet_table(**args, dtype=wide(a["scale"].dtype))]
 
     def bad(self, a):
         dim, one = len(a["scale"]), a["scale"].new_ones

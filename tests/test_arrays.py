@@ -59,21 +59,21 @@ CALLS = {
 )
 def test_out_gets_all_and_nothing_else_is_written(variant, name, dtype):
     function = getattr(wavepe, name)
-    for given in CALLS[name][0](generator("out", name), dtype):
-        before = copy.deepcopy(given)
-        want = function(**given)
+    for args in CALLS[name][0](generator("out", name), dtype):
+        before = copy.deepcopy(args)
+        want = function(**args)
         for layout in OUT_LAYOUTS:
             guard = Guard(want.shape, dtype, layout)
             what = f"{want.shape} {layout}"
-            assert function(**given, out=guard.out) is guard.out
+            assert function(**args, out=guard.out) is guard.out
             guard.check(what)
             assert_same_bits(guard.out, want, what)
             if name == "rope":
-                guard.out[...] = given["x"]
-                assert function(**given | {"x": guard.out}, out=guard.out) is guard.out
+                guard.out[...] = args["x"]
+                assert function(**args | {"x": guard.out}, out=guard.out) is guard.out
                 guard.check(f"{what} in place")
                 assert_same_bits(guard.out, want, f"{what} in place")
-        for key, value in given.items():
+        for key, value in args.items():
             if isinstance(value, np.ndarray):
                 assert_same_bits(value, before[key], f"{key} was changed")
 
@@ -92,13 +92,13 @@ def drawn(call, *key):
     """Return a function of `out` and of changed inputs, and its inputs."""
     (shapes, options), rng = OVER[call], generator(call, *key)
     function = getattr(wavepe, call.split()[0])
-    given = {
+    args = {
         name: rng.integers(-9, 99, shape)
         if name in ("offsets", "positions")
         else rng.uniform(0.5, 2, shape)
         for name, shape in shapes.items()
     }
-    return lambda **changes: function(**given | options | changes), given
+    return lambda **changes: function(**args | options | changes), args
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_errors(name, error, match, changes):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_unfit_out(name):
-    function, given = getattr(wavepe, name), WORKS[name]
-    want = function(**given)
+    function, args = getattr(wavepe, name), WORKS[name]
+    want = function(**args)
     other = np.dtype(np.float32 if want.dtype == np.float64 else np.float64)
     shape = ", ".join(map(str, want.shape))
     for error, words, out in (
@@ -305,7 +305,7 @@ def test_unfit_out(name):
          np.broadcast_to(want.dtype.type(0), want.shape)),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
-            function(**given, out=out)
+            function(**args, out=out)
 
 
 def test_one_rule_for_dtypes_and_byte_orders():

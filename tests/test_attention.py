@@ -75,24 +75,24 @@ def test_huge_numbers(variant, number):
     """delta - first must not wrap around into the table, delta - window not into the keys."""
     for shape in (Shape(1, 2, 2, 3, 5, 4, 4), Shape(1, 1, 1, 1, 40, 8, 8)):
         for causal in (True, False):
-            given = draw(generator("huge"), shape) | {"causal": causal}
+            args = draw(generator("huge"), shape) | {"causal": causal}
             p = generator("huge table").normal(size=(6, shape.d)).astype(np.float32)
-            plain = wavepe.attention(**given)
-            assert_same_bits(wavepe.attention(**given, p=p, first=number), plain)
-            got = wavepe.attention(**given, p=p, first=number, beyond="edge")
+            plain = wavepe.attention(**args)
+            assert_same_bits(wavepe.attention(**args, p=p, first=number), plain)
+            got = wavepe.attention(**args, p=p, first=number, beyond="edge")
             near = wavepe.attention(
-                **given, p=p, first=(10**6 if number > 0 else -(10**6)), beyond="edge"
+                **args, p=p, first=(10**6 if number > 0 else -(10**6)), beyond="edge"
             )
             assert_same_bits(got, near)
             bias = p[:, 0]
-            assert_same_bits(wavepe.attention(**given, bias=bias, bias_first=number), plain)
+            assert_same_bits(wavepe.attention(**args, bias=bias, bias_first=number), plain)
             got, near = (
-                wavepe.attention(**given, bias=bias, bias_first=first, bias_beyond="edge")
+                wavepe.attention(**args, bias=bias, bias_first=first, bias_beyond="edge")
                 for first in (number, 10**6 if number > 0 else -(10**6))
             )
             assert_same_bits(got, near)
             if number > 0:
-                assert_same_bits(wavepe.attention(**given, window=number), plain)
+                assert_same_bits(wavepe.attention(**args, window=number), plain)
 
 
 # ---- bits ---------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_other_threads_go_on_meanwhile():
 # ---- torch's operator ---------------------------------------------------------------------------
 
 
-def in_torch(torch, given):
+def in_torch(torch, args):
     """Call the operator with the same arguments."""
 
     def tensor(x):
@@ -184,8 +184,8 @@ def in_torch(torch, given):
             return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
         return torch.from_numpy(np.array(x, order="C"))
 
-    tensors = {name: tensor(x) for name, x in given.items() if isinstance(x, np.ndarray)}
-    found = sys.modules["wavepe.ops"].attention(**given | tensors, return_lse=True)
+    tensors = {name: tensor(x) for name, x in args.items() if isinstance(x, np.ndarray)}
+    found = sys.modules["wavepe.ops"].attention(**args | tensors, return_lse=True)
     return tuple((x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy() for x in found)
 
 

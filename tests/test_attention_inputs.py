@@ -62,7 +62,7 @@ def arrays(given):
 def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_bias, lead):
     rng = generator("lead")
     for m, n in ((5, 7), (1, 9), (100, 4)):
-        given = {
+        args = {
             name: rng.normal(size=(*axes, *rest)).astype(np.float32)
             for name, axes, rest in (
                 ("q", of_q, (m, 4)),
@@ -74,20 +74,20 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_b
             )
             if axes is not None
         }
-        if "p" in given:  # q_rel has the axes of p, which are not q's
-            given["p"] = given["p"][..., :3]
-            given["q_rel"] = rng.normal(size=(*of_p, m, 3)).astype(np.float32)
-        if "slopes" in given:
-            given["sinks"] = rng.normal(size=of_slopes).astype(np.float32)
-        first = {"bias_first": -1} if "bias" in given else {}
-        out, lse = check(given | first, f"{m} {n}")
+        if "p" in args:  # q_rel has the axes of p, which are not q's
+            args["p"] = args["p"][..., :3]
+            args["q_rel"] = rng.normal(size=(*of_p, m, 3)).astype(np.float32)
+        if "slopes" in args:
+            args["sinks"] = rng.normal(size=of_slopes).astype(np.float32)
+        first = {"bias_first": -1} if "bias" in args else {}
+        out, lse = check(args | first, f"{m} {n}")
         assert out.shape == (*lead, m, 3)
         assert lse.shape == (*lead, m)
-        for name in given.keys() & {"p", "bias"}:  # rows out of reach change no shape
+        for name in args.keys() & {"p", "bias"}:  # rows out of reach change no shape
             far = {"p": {"first": 99}, "bias": {"bias_first": 99}}[name]
-            none = given[name][..., :0, :] if name == "p" else given[name][..., :0]
-            assert wavepe.attention(**given | far).shape == out.shape
-            assert wavepe.attention(**given | {name: none}).shape == out.shape
+            none = args[name][..., :0, :] if name == "p" else args[name][..., :0]
+            assert wavepe.attention(**args | far).shape == out.shape
+            assert wavepe.attention(**args | {name: none}).shape == out.shape
 
 
 @pytest.mark.parametrize("shape", [*EMPTY, Shape(2, 1, 0, 5, 6, 4, 3)], ids=str)
@@ -99,15 +99,15 @@ def test_empty(variant, shape):
 
 
 def test_table_without_rows(variant):
-    given = draw(generator("rows"), SHAPE)
+    args = draw(generator("rows"), SHAPE)
     for p in (np.zeros((0, 5), np.float32), np.zeros((4, 0, 5), np.float32)):
-        assert_same_bits(wavepe.attention(**given, p=p), wavepe.attention(**given))
+        assert_same_bits(wavepe.attention(**args, p=p), wavepe.attention(**args))
         with pytest.raises(ValueError, match="at least one row"):
-            wavepe.attention(**given, p=p, beyond="edge")
+            wavepe.attention(**args, p=p, beyond="edge")
     for bias in (np.zeros(0), np.zeros((4, 0))):
-        assert_same_bits(wavepe.attention(**given, bias=bias), wavepe.attention(**given))
+        assert_same_bits(wavepe.attention(**args, bias=bias), wavepe.attention(**args))
         with pytest.raises(ValueError, match="bias_beyond='edge' needs a bias of at least one"):
-            wavepe.attention(**given, bias=bias, bias_beyond="edge")
+            wavepe.attention(**args, bias=bias, bias_beyond="edge")
 
 
 def test_bias_is_read_as_what_is_computed_in(variant):
@@ -238,12 +238,12 @@ def test_sizes_that_overflow(q, k, p, beyond):
 
 def test_a_table_may_be_endless(variant):
     """Only rows in reach are read."""
-    given = draw(generator("endless"), SHAPE)
+    args = draw(generator("endless"), SHAPE)
     for first in (0, -(2**40)):
-        got = wavepe.attention(**given, p=repeated(2**50, 5), first=first)
-        assert_same_bits(got, wavepe.attention(**given, p=repeated(9, 5)))
-        got = wavepe.attention(**given, bias=repeated(2**50), bias_first=first)
-        assert_same_bits(got, wavepe.attention(**given, bias=repeated(9)))
+        got = wavepe.attention(**args, p=repeated(2**50, 5), first=first)
+        assert_same_bits(got, wavepe.attention(**args, p=repeated(9, 5)))
+        got = wavepe.attention(**args, bias=repeated(2**50), bias_first=first)
+        assert_same_bits(got, wavepe.attention(**args, bias=repeated(9)))
 
 
 # ---- dtypes ------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
 
 
 @pytest.mark.parametrize(
-    ("error", "match", "given"),
+    ("error", "match", "args"),
     [
         (ValueError, r"head size, .*q .* 8\), k .* 7\)", {"k": K[..., :7]}),
         (
@@ -360,6 +360,6 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (TypeError, "return_lse", {"return_lse": 2}),
     ],
 )
-def test_errors(error, match, given):
+def test_errors(error, match, args):
     with pytest.raises(error, match=match):
-        wavepe.attention(**{"q": Q, "k": K, "v": V} | given)
+        wavepe.attention(**{"q": Q, "k": K, "v": V} | args)

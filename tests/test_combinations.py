@@ -233,11 +233,11 @@ TRIPLES = random.Random(7).sample(combinations(3), 40)
 @pytest.mark.parametrize("spec", [*PAIRS, *TRIPLES])
 def test_the_formula(spec):
     """In every situation, causal or not, against each part alone in the float64 oracle."""
-    for causal, (name, given) in itertools.product((True, False), SITUATIONS.items()):
+    for causal, (name, args) in itertools.product((True, False), SITUATIONS.items()):
         if spec in TRIPLES and (name != "plain" or not causal):
             continue
         module, x = made(spec, causal=causal), tokens()
-        assert_exact(module(x, **given), module, x, **given)
+        assert_exact(module(x, **args), module, x, **args)
 
 
 @pytest.mark.parametrize("spec", [*PAIRS, *TRIPLES])

@@ -194,29 +194,29 @@ def test_a_folder_of_adapt_is_no_text(tmp_path):
 
 @pytest.mark.usefixtures("lin")
 def test_the_model_of_another_spec_is_not_taken(tmp_path, capsys):
-    given = {"specs": ["lin:slope=0.5"], "steps": 2}
-    assert compare(tmp_path, **given) == 0
+    args = {"specs": ["lin:slope=0.5"], "steps": 2}
+    assert compare(tmp_path, **args) == 0
     trained_as = tmp_path / "checkpoints" / "lin-slope-0.5-seed0" / "training.json"
     facts = json.loads(trained_as.read_text())
     for wrong in ({**facts, "spec": "lin:slope=-0.5"}, {**facts, "seed": 1}, [], {}):
         trained_as.write_text(json.dumps(wrong))
-        said = refused(capsys, tmp_path, **given)
+        said = refused(capsys, tmp_path, **args)
         assert "should hold the model trained as lin:slope=0.5 with seed 0" in said
     trained_as.unlink()
-    assert "remove that folder" in refused(capsys, tmp_path, **given)
+    assert "remove that folder" in refused(capsys, tmp_path, **args)
 
 
 @pytest.mark.usefixtures("lin")
 def test_rows_of_a_shared_name_are_made_again(tmp_path):
     """A folder from when two specs shared one: the second has the figures of the first."""
-    given = {"specs": ALIKE[:2], "steps": 2}
-    assert compare(tmp_path, **given) == 0
+    args = {"specs": ALIKE[:2], "steps": 2}
+    assert compare(tmp_path, **args) == 0
     right = figures(tmp_path)
     wrong = results(tmp_path)
     wrong["runs"][1]["perplexity"] = wrong["runs"][0]["perplexity"]
     (tmp_path / "results.json").write_text(json.dumps(wrong))
     shutil.rmtree(next((tmp_path / "checkpoints").glob("lin-slope-0.5-?*-seed0")))
-    assert compare(tmp_path, **given) == 0
+    assert compare(tmp_path, **args) == 0
     assert figures(tmp_path) == right
 
 

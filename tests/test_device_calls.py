@@ -116,9 +116,9 @@ def test_copies_of_a_constant_leave_the_device_behind(copied):
 # Hugging Face
 
 
-def step(model, ids=IDS, **given):
+def step(model, ids=IDS, **args):
     """A training step, but for the optimizer."""
-    model(input_ids=ids, labels=ids, use_cache=False, **given).loss.backward()
+    model(input_ids=ids, labels=ids, use_cache=False, **args).loss.backward()
 
 
 @each_spec(OF_A_LLAMA)
@@ -129,8 +129,8 @@ def test_a_training_step(spec):
     assert second_call(step, model) == []
     if spec in IN_SCORES:
         ends = empty(3, dtype=torch.int32)
-        for given in ({"attention_mask": NUMBERS}, {"position_ids": NUMBERS}):
-            assert second_call(step, model, **given) == [], given
+        for args in ({"attention_mask": NUMBERS}, {"position_ids": NUMBERS}):
+            assert second_call(step, model, **args) == [], args
         assert second_call(step, model, attention_mask=NUMBERS, position_ids=NUMBERS) == []
         assert second_call(step, model, IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends) == []
 
@@ -171,10 +171,10 @@ def test_steps_of_a_generation(spec):
     def generate(masked):
         cache = model(input_ids=IDS[:, :4], use_cache=True).past_key_values
         for stop in range(5, 8):
-            given = {"attention_mask": NUMBERS[:, :stop]} if masked else {}
+            args = {"attention_mask": NUMBERS[:, :stop]} if masked else {}
             if masked and spec not in ABSOLUTE:
-                given["position_ids"] = NUMBERS[:, :1]
-            model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True, **given)
+                args["position_ids"] = NUMBERS[:, :1]
+            model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True, **args)
 
     assert second_call(generate, False) == []
     assert second_call(generate, True) == []
@@ -189,8 +189,8 @@ def test_a_fixed_length_is_not_read():
 # Modules
 
 
-def attend(module, x, **given):
-    module(x, **given).sum().backward()
+def attend(module, x, **args):
+    module(x, **args).sum().backward()
 
 
 @pytest.mark.parametrize("spec", IN_ATTENTION)

@@ -427,7 +427,7 @@ def test_sums_have_what_their_parts_have_for_later_keys(own, spec):
     register_encoding(Zeros)
     mask = torch.ones(12, 12, dtype=torch.bool).tril()
     mask[:5, :5] = True
-    given = {"attention_mask": mask[None, None], "use_cache": False}
+    args = {"attention_mask": mask[None, None], "use_cache": False}
     found = []
     for one in (spec, f"{spec}+zeros"):
         model = patched_tiny(one)
@@ -435,5 +435,5 @@ def test_sums_have_what_their_parts_have_for_later_keys(own, spec):
             for name, value in model.named_parameters():
                 if "position_encoding." in name:
                     value.copy_(torch.arange(value.numel()).view_as(value).sin())
-        found.append(logits(model, tokens(1, 12), **given))
+        found.append(logits(model, tokens(1, 12), **args))
     assert close(*found, 1e-5)

@@ -327,9 +327,9 @@ def test_a_sequence_in_pieces(spec, cache):
             (own, 6, 9),
             ("past_key_values", 9, 12),
         ):
-            given = {name: filled, "output_attentions": weights}
-            given["attention_mask"] = None if mask is None else mask[:, :stop]
-            pieces.append(logits(model, ids[:, start:stop], **given))
+            args = {name: filled, "output_attentions": weights}
+            args["attention_mask"] = None if mask is None else mask[:, :stop]
+            pieces.append(logits(model, ids[:, start:stop], **args))
         assert close(torch.cat(pieces, dim=1)[kept], wanted, 1e-5), (mask, weights)
 
 

@@ -40,8 +40,8 @@ def stock():
 
 
 def adapt(model, spec=SPEC, **options):
-    given = {**SIZES, **options}
-    return wavepe.hf.adapt(model, spec, given.pop("data", DATA), **given)
+    args = {**SIZES, **options}
+    return wavepe.hf.adapt(model, spec, args.pop("data", DATA), **args)
 
 
 # ---- recipes -------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_models_with_another_encoding(make, tmp_path, capsys):
 
 def test_a_folder_of_another_adaptation(tmp_path):
     adapt(stock(), folder=tmp_path, recipe="plain", tokens=64)
-    given = {"folder": tmp_path, "recipe": "plain", "tokens": 64}
+    args = {"folder": tmp_path, "recipe": "plain", "tokens": 64}
     for options, changes in (
         ({"seed": 1}, "seed 0 there, 1 here"),
         ({"length": 40, "tokens": 80}, "tokens 64 there, 80 here; length 32 there, 40 here; .*"),
@@ -373,30 +373,30 @@ def test_a_folder_of_another_adaptation(tmp_path):
     ):
         wanted = rf"settings \({changes}\): give another folder, or give its model"
         with pytest.raises(ValueError, match=wanted):
-            adapt(stock(), **{**given, **options})
+            adapt(stock(), **{**args, **options})
     (tmp_path / "checkpoints/adapted").mkdir(parents=True)  # it is not finished
     with pytest.raises(ValueError, match=r"give another folder$"):
-        adapt(stock(), seed=1, **given)
+        adapt(stock(), seed=1, **args)
 
 
 def test_a_model_is_known_by_its_weights(tmp_path):
     """Its name may change. A folder of the time before weights counted knows the name alone."""
-    given = {"folder": tmp_path, "recipe": "plain", "tokens": np.int64(64), "seed": np.int8(0)}
-    first = adapt(stock(), **given)
+    args = {"folder": tmp_path, "recipe": "plain", "tokens": np.int64(64), "seed": np.int8(0)}
+    first = adapt(stock(), **args)
     same, other = stock(), stock()
     same.config._name_or_path = "elsewhere"
     other.lm_head.weight.data[0] *= 2
-    assert adapt(same, **given).perplexity == first.perplexity
+    assert adapt(same, **args).perplexity == first.perplexity
     wavepe.hf.set_theta(faster := stock(), 500)
     for changed in (other, faster):
         with pytest.raises(ValueError, match=r"\(weights sha256:.{16} there, sha256:.{16} here\)"):
-            adapt(changed, **given)
+            adapt(changed, **args)
     results = json.loads((tmp_path / "results.json").read_text())
     del results["settings"]["weights"]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    assert adapt(other, **given).perplexity == first.perplexity
+    assert adapt(other, **args).perplexity == first.perplexity
     with pytest.raises(ValueError, match=r"\(model  there, elsewhere here\)"):
-        adapt(same, **given)
+        adapt(same, **args)
 
 
 def test_one_process_a_folder(tmp_path):
@@ -418,23 +418,23 @@ def test_files_of_another_program(tmp_path, name, content):
 
 def test_killed_while_checkpoints_are_removed(tmp_path, monkeypatch):
     """They are gone at once, so none is left half."""
-    given = {"folder": tmp_path, "recipe": "plain"}
+    args = {"folder": tmp_path, "recipe": "plain"}
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # killed here
-        first = adapt(stock(), **given)
+        first = adapt(stock(), **args)
     assert (tmp_path / ".checkpoints").exists()
-    assert adapt(stock(), **given).perplexity == first.perplexity
+    assert adapt(stock(), **args).perplexity == first.perplexity
     assert not (tmp_path / ".checkpoints").exists()
 
 
 def test_a_control_can_follow(tmp_path):
     """The rest is not trained again."""
-    given = {"recipe": "plain", "tokens": 256}
-    first, told = adapt(stock(), folder=tmp_path, **given), []
+    args = {"recipe": "plain", "tokens": 256}
+    first, told = adapt(stock(), folder=tmp_path, **args), []
     options = {"control": True, "progress": lambda what, *_: told.append(what)}
-    found = adapt(stock(), folder=tmp_path, **given, **options)
+    found = adapt(stock(), folder=tmp_path, **args, **options)
     assert set(told) == {"control", "control, 32 tokens", "control, 64 tokens"}
-    both = adapt(stock(), control=True, **given)
+    both = adapt(stock(), control=True, **args)
     assert found.perplexity == both.perplexity == {**first.perplexity, **found.perplexity}
     assert not (tmp_path / "checkpoints").exists()
 
@@ -451,9 +451,9 @@ def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path):
     """The model is measured as it is saved, and beside the others."""
     if lora:
         pytest.importorskip("peft")
-    given = {"control": True, "lora": lora, "tokens": 1280}
-    exact = adapt(stock(), **given)
-    done = adapt(stock(), folder=tmp_path, bf16=True, use_cpu=True, **given)
+    args = {"control": True, "lora": lora, "tokens": 1280}
+    exact = adapt(stock(), **args)
+    done = adapt(stock(), folder=tmp_path, bf16=True, use_cpu=True, **args)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path)
     for model in (saved, done.model):
         found = wavepe.analysis.perplexity(model, DATA[-done.settings["held_out"] :], 32)

@@ -242,16 +242,16 @@ def test_positions_that_are_not_counted_fail_in_a_graph():
     model, ids = patched_tiny("alibi"), tokens(1, 8)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-    given = {"attention_mask": torch.ones(1, 8, dtype=torch.long), "use_cache": False}
-    got = compiled(ids, position_ids=packed, **given).logits.detach()
-    assert close(got, logits(model, ids, position_ids=packed, **given), 1e-5)
+    args = {"attention_mask": torch.ones(1, 8, dtype=torch.long), "use_cache": False}
+    got = compiled(ids, position_ids=packed, **args).logits.detach()
+    assert close(got, logits(model, ids, position_ids=packed, **args), 1e-5)
     gap = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 11]])
     with pytest.raises(RuntimeError, match="in a compiled model positions must rise by 1"):
-        compiled(ids, position_ids=gap, **given)
+        compiled(ids, position_ids=gap, **args)
     model = patched_tiny("rope:theta=30")
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    got = compiled(ids, position_ids=gap, **given).logits.detach()
-    assert close(got, logits(model, ids, position_ids=gap, **given), 1e-5)
+    got = compiled(ids, position_ids=gap, **args).logits.detach()
+    assert close(got, logits(model, ids, position_ids=gap, **args), 1e-5)
 
 
 FIRST = """

@@ -48,8 +48,8 @@ def with_hidden(model, ids, positions):
     row = positions[0]
     whole, mask = torch.zeros(2, 1, int(row[-1]) + 1, dtype=torch.long)
     whole[0, row], mask[0, row] = ids[0], 1
-    given = {"attention_mask": mask, "position_ids": torch.arange(whole.shape[1])[None]}
-    return logits(model, whole, **given, use_cache=False)[:, row]
+    args = {"attention_mask": mask, "position_ids": torch.arange(whole.shape[1])[None]}
+    return logits(model, whole, **args, use_cache=False)[:, row]
 
 
 def by_path(model, ids):
@@ -57,9 +57,9 @@ def by_path(model, ids):
     return torch.cat([first, second[:, 4:]], 1)
 
 
-def filled(model, ids, **given):
+def filled(model, ids, **args):
     cache = DynamicCache(config=model.config)
-    logits(model, ids, past_key_values=cache, **given)
+    logits(model, ids, past_key_values=cache, **args)
     return cache
 
 
@@ -97,10 +97,10 @@ def test_other_encodings_take_positions_as_they_are(spec):
 
 @by_turns()
 def test_families(family):
-    given = {"position_ids": TREE, "attention_mask": VISIBLE, "use_cache": False}
-    assert logits(wavepe.hf.patch(build(family), "rope"), IDS, **given).isfinite().all()
+    args = {"position_ids": TREE, "attention_mask": VISIBLE, "use_cache": False}
+    assert logits(wavepe.hf.patch(build(family), "rope"), IDS, **args).isfinite().all()
     with pytest.raises(ValueError, match=REFUSED):
-        logits(wavepe.hf.patch(build(family), "alibi"), IDS, **given)
+        logits(wavepe.hf.patch(build(family), "alibi"), IDS, **args)
 
 
 def taken(cache, keep):
@@ -123,8 +123,8 @@ def test_caches_that_lost_keys(spec):
     whole = logits(model, ids)
 
     def step(cache, start, stop=9):
-        given = {"position_ids": torch.arange(start, stop)[None], "past_key_values": cache}
-        return logits(model, ids[:, start:stop], **given)
+        args = {"position_ids": torch.arange(start, stop)[None], "past_key_values": cache}
+        return logits(model, ids[:, start:stop], **args)
 
     cache = filled(model, ids[:, :8])
     taken(cache, [0, 1, 2, 3, 4])  # a crop: the keys that are left are the first ones
@@ -160,16 +160,16 @@ def test_padding_between_tokens(spec):
     with pytest.raises(ValueError, match=REFUSED + "4 after 3: let attention_mask hide no tokens"):
         logits(model, ids, attention_mask=mask, position_ids=positions)
     cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
-    given = {"attention_mask": mask[:, :7], "position_ids": positions[:, 6:7]}
+    args = {"attention_mask": mask[:, :7], "position_ids": positions[:, 6:7]}
     with pytest.raises(ValueError, match="the 6 " + UNKNOWN.format(4, 6)):
-        logits(model, ids[:, 6:7], **given, past_key_values=cache)
+        logits(model, ids[:, 6:7], **args, past_key_values=cache)
 
 
 def test_positions_that_count_tokens_are_taken():
     model, ids = patched_tiny("alibi"), tokens(2, 12)
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :5] = 0
-    for positions, given in (
+    for positions, args in (
         (None, {"attention_mask": mask}),
         ((mask.cumsum(1) - 1).clamp(min=0), {"attention_mask": mask}),
         (mask.cumsum(1) - 1, {"attention_mask": mask}),
@@ -178,21 +178,21 @@ def test_positions_that_count_tokens_are_taken():
         (torch.cat([torch.arange(5), torch.arange(7)])[None], {"use_cache": False}),
         (torch.tensor([[0, 1, 2, 3, 0, 0, 0, 1, 2, 0, 1, 2]]), {"use_cache": False}),
     ):
-        wanted = logits(model, ids, position_ids=positions, **given)
-        if given.get("use_cache") is False:
+        wanted = logits(model, ids, position_ids=positions, **args)
+        if args.get("use_cache") is False:
             continue
         cache, pieces = DynamicCache(config=model.config), []
         for start, stop in ((0, 7), (7, 8), (8, 12)):
             part = {} if positions is None else {"position_ids": positions[:, start:stop]}
-            if "attention_mask" in given:
+            if "attention_mask" in args:
                 part["attention_mask"] = mask[:, :stop]
             pieces.append(logits(model, ids[:, start:stop], **part, past_key_values=cache))
         assert close(torch.cat(pieces, 1)[mask == 1], wanted[mask == 1], 1e-5)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     made = model(ids, position_ids=positions, attention_mask=mask).past_key_values
     more = torch.cat([mask, mask[:, -2:]], 1)
-    given = {"position_ids": positions[:, -1:] + torch.arange(1, 3), "attention_mask": more}
-    model(ids[:, :2], **given, past_key_values=made)
+    args = {"position_ids": positions[:, -1:] + torch.arange(1, 3), "attention_mask": more}
+    model(ids[:, :2], **args, past_key_values=made)
     one = torch.ones(2, 1, dtype=torch.long)
     model(ids[:, :1], position_ids=one * 0, attention_mask=one)
     cache = filled(model, ids[:, :9])
@@ -215,14 +215,14 @@ def test_rows_of_a_cache_are_repeated_and_chosen(spec, padding):
     cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
     cache.batch_repeat_interleave(2)
     rows = [0, 0, 1, 1]
-    given = {"attention_mask": mask[rows], "position_ids": positions[rows, 6:]}
-    got = logits(model, ids[rows, 6:], **given, past_key_values=cache)
+    args = {"attention_mask": mask[rows], "position_ids": positions[rows, 6:]}
+    got = logits(model, ids[rows, 6:], **args, past_key_values=cache)
     wanted = logits(model, ids[:, padding:])[rows, -1:]
     assert close(got, wanted, 1e-5)
     cache.crop(-1)
     cache.batch_select_indices(torch.tensor([3]))
-    given = {"attention_mask": mask[1:], "position_ids": positions[1:, 6:]}
-    got = logits(model, ids[1:, 6:], **given, past_key_values=cache)
+    args = {"attention_mask": mask[1:], "position_ids": positions[1:, 6:]}
+    got = logits(model, ids[1:, 6:], **args, past_key_values=cache)
     assert close(got, wanted[3:], 1e-5)
 
 
@@ -247,8 +247,8 @@ def test_padded_rows_need_no_note(spec, pads, how):
     start = 4 if how == "turned and cropped" else 5
     part = {"attention_mask": mask[rows], "position_ids": positions[rows, start:]}
     got = logits(model, ids[rows, start:], **part, past_key_values=cache)
-    given = {"attention_mask": mask[rows], "position_ids": positions[rows]}
-    assert close(got, logits(model, ids[rows], **given, use_cache=False)[:, start:], 1e-5)
+    args = {"attention_mask": mask[rows], "position_ids": positions[rows]}
+    assert close(got, logits(model, ids[rows], **args, use_cache=False)[:, start:], 1e-5)
     reset = filled(model, ids[:, :5])
     assert not hasattr(reset, SHIFTS)
 
@@ -266,13 +266,13 @@ def test_a_piece_of_padding_alone(kind, length):
     for start, stop in ((0, 4), (4, length), (length, 9)):
         if start == stop:
             continue
-        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
-        logits(model, ids[:, start:stop], **given, past_key_values=cache)
+        args = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        logits(model, ids[:, start:stop], **args, past_key_values=cache)
     assert getattr(cache, SHIFTS) == [-4, 0]
-    given = {"position_ids": positions[:, -1:] + 1, "past_key_values": cache}
-    logits(model, ids[:, :1], **given)
+    args = {"position_ids": positions[:, -1:] + 1, "past_key_values": cache}
+    logits(model, ids[:, :1], **args)
     with pytest.raises(ValueError, match="cached keys are not known: position 7 does not"):
-        logits(model, ids[:, :1], **given | {"position_ids": positions[:, -1:] + 3})
+        logits(model, ids[:, :1], **args | {"position_ids": positions[:, -1:] + 3})
 
 
 @names(("alibi", "wavelet:scales=4"))
@@ -280,17 +280,17 @@ def test_an_exported_program_refuses_gaps(spec):
     """It counts tokens, so it raises where its input position_ids do not."""
     model, ids = patched_tiny(spec), tokens(2, 9)
     positions = torch.arange(9).repeat(2, 1)
-    given = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    args = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     length = {1: torch.export.Dim("length", min=2)}
     shapes = {"input_ids": length, "position_ids": length, "use_cache": None}
     with torch.no_grad():
-        program = torch.export.export(model, (), given, dynamic_shapes=shapes).module()
+        program = torch.export.export(model, (), args, dynamic_shapes=shapes).module()
     packed = positions - 5 * (positions >= 5)
     for good in (positions, packed, positions + 3):
-        got = program(**given | {"position_ids": good}).logits.detach()
+        got = program(**args | {"position_ids": good}).logits.detach()
         assert close(got, logits(model, ids, position_ids=good, use_cache=False), 1e-5)
     with pytest.raises(RuntimeError, match="positions must rise by 1 per token"):
-        program(**given | {"position_ids": positions + 3 * (positions >= 5)})
+        program(**args | {"position_ids": positions + 3 * (positions >= 5)})
 
 
 def test_windows_of_a_static_cache_drop_the_columns_of_padding():

@@ -44,13 +44,13 @@ ENDS = torch.tensor([0, 5, 12], dtype=torch.int32)
 def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
     """Return the mask that transformers makes for a pass of `length` tokens."""
     embeds = torch.zeros(rows, length, model.config.hidden_size)
-    given = {"inputs_embeds": embeds}
+    args = {"inputs_embeds": embeds}
     if "input_embeds" in inspect.signature(create_causal_mask).parameters:  # transformers <= 5.0
         places = torch.arange(length) + (0 if cache is None else cache.get_seq_length())
-        given = {"input_embeds": embeds, "cache_position": places}
+        args = {"input_embeds": embeds, "cache_position": places}
     return create_causal_mask(
         config=model.config,
-        **given,
+        **args,
         attention_mask=mask,
         past_key_values=cache,
         position_ids=positions,
@@ -108,16 +108,14 @@ def test_other_ways_to_look_are_refused():
         model(ids)
 
 
-@pytest.mark.parametrize(
-    "given", [{"attention_mask": padded()}, {"position_ids": POSITIONS[:, :9]}]
-)
-def test_layers_that_look_both_ways_take_no_padding(given):
+@pytest.mark.parametrize("args", [{"attention_mask": padded()}, {"position_ids": POSITIONS[:, :9]}])
+def test_layers_that_look_both_ways_take_no_padding(args):
     model = patched_tiny("none")
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
     assert not close(logits(model, IDS[:, :9]), logits(patched_tiny("none"), IDS[:, :9]), 1e-2)
     with pytest.raises(ValueError, match=r"is_causal=False takes no padding .*config.is_causal"):
-        logits(model, IDS[:, :9], **given)
+        logits(model, IDS[:, :9], **args)
 
 
 # ------------------------------------------------------------------ no tensor of queries x keys
@@ -190,9 +188,9 @@ def test_weights_do_not_lose_digits_under_autocast(spec):
     q, k, v = torch.randn(3, 1, layer.config.num_attention_heads, 11, HEAD)
 
     def both():
-        given = {"scaling": HEAD**-0.5, "output_attentions": True}
+        args = {"scaling": HEAD**-0.5, "output_attentions": True}
         return attention_forward(
-            layer, q, k[:, :2], v[:, :2], None, **given, wavepe_pass=begun_pass()
+            layer, q, k[:, :2], v[:, :2], None, **args, wavepe_pass=begun_pass()
         )
 
     with torch.no_grad():
@@ -277,8 +275,8 @@ def test_masks_and_lengths_that_are_given_otherwise():
         (torch.ones(2, 20, dtype=torch.long), cache),
         (torch.tensor([[2] * 5 + [1] * 7] * 2), None),
     ):
-        given = {"attention_mask": mask, "past_key_values": filled}
-        assert close(logits(model, IDS, position_ids=POSITIONS, **given), wanted, 1e-5)
+        args = {"attention_mask": mask, "past_key_values": filled}
+        assert close(logits(model, IDS, position_ids=POSITIONS, **args), wanted, 1e-5)
     cache.reset()
     parts = [logits(model, ids, past_key_values=cache) for ids in (IDS[:, :6], IDS[:, 6:])]
     assert close(torch.cat(parts, 1), whole, 1e-5)
@@ -338,8 +336,8 @@ def test_gaps_begin_no_sequence(spec):
     model, positions = patched_tiny(spec), torch.arange(12)[None] ** 2
     got = logits(model, IDS, position_ids=positions)
     mask = torch.ones(2, 12, dtype=torch.long)
-    for given in ({"attention_mask": mask}, {"use_cache": False}):
-        assert torch.equal(logits(model, IDS, position_ids=positions, **given), got)
+    for args in ({"attention_mask": mask}, {"use_cache": False}):
+        assert torch.equal(logits(model, IDS, position_ids=positions, **args), got)
     assert close(got, logits(model, IDS), 1e-5) == (spec == "none")
 
 
@@ -357,14 +355,14 @@ def test_what_cannot_be_right_is_refused():
         model(IDS[:1], cu_seq_lens_q=ENDS, past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be continued: pass use_cache=False"):
         model(IDS, position_ids=POSITIONS, use_cache=True)
-    for given, message in (
+    for args, message in (
         ({"cu_seq_lens_q": ENDS[:2]}, "rise from 0 to the number of tokens, 12; got .0, 5."),
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS + 1}, "must be equal"),
         ({"cu_seq_lens_q": torch.tensor([0, 8, 5, 12])}, "rise from 0 .*; got .0, 8, 5, 12."),
         ({"cu_seq_lens_q": ENDS[:0]}, "number of tokens, 12; got .."),
     ):
         with pytest.raises(ValueError, match=message):
-            model(IDS[:1], **given)
+            model(IDS[:1], **args)
     with pytest.raises(ValueError, match="needs one row of packed sequences, got 2"):
         model(IDS, cu_seq_lens_q=ENDS)
     with pytest.raises(TypeError, match="cu_seq_lens_q must be a tensor, got list"):
@@ -391,8 +389,8 @@ def test_on_a_device_nobody_looks_and_the_same_is_seen(spec, monkeypatch):
         yield logits(model, IDS, use_cache=False, output_attentions=True)
         for mask in (None, ones, padding):
             for positions in (None, POSITIONS, torch.arange(12)[None]):
-                given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
-                yield logits(model, IDS, **given)
+                args = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+                yield logits(model, IDS, **args)
         yield logits(model, IDS[:1], cu_seq_lens_q=ENDS, use_cache=False)
         cache = DynamicCache(config=model.config)
         yield logits(model, IDS[:, :5], past_key_values=cache)
@@ -485,8 +483,8 @@ def test_pytorchs_attention_sees_the_same(spec, no_kernel, monkeypatch):
                 room = {"max_cache_len": 20} if cache is StaticCache else {}
                 filled = cache(config=model.config, **room)
                 for start, stop in steps:
-                    given = {} if seen is None else {"attention_mask": seen[:, :stop]}
-                    got = logits(model, ids[:, start:stop], past_key_values=filled, **given)
+                    args = {} if seen is None else {"attention_mask": seen[:, :stop]}
+                    got = logits(model, ids[:, start:stop], past_key_values=filled, **args)
                     yield got if seen is None else got[seen[:, start:stop].bool()]
         packed = StaticCache(config=model.config, max_cache_len=20)
         yield logits(model, ids, position_ids=positions, past_key_values=packed)

@@ -132,14 +132,14 @@ def test_a_fixed_length_with_padding(spec):
     model, ids = wavepe.hf.fix_length(model_of(spec), 40), tokens(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    args = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     for standard in (False, True):
         with ops.standard_operators() if standard else contextlib.nullcontext(), torch.no_grad():
-            program = torch.export.export(model, (), given).module()
-        assert close(program(**given).logits.detach(), logits(model, **given), 1e-5)
+            program = torch.export.export(model, (), args).module()
+        assert close(program(**args).logits.detach(), logits(model, **args), 1e-5)
     wavepe.hf.fix_length(model, None)
     with pytest.raises(Exception, match=r"depend on the length.*fix_length"):
-        torch.export.export(model, (), given)
+        torch.export.export(model, (), args)
 
 
 def test_exact_angles_of_long_texts(tmp_path):

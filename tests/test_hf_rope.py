@@ -219,11 +219,11 @@ def test_refused():
 
 def test_what_a_type_does_not_read():
     """As in the stock Llama: a share of the head in the type default, a factor of None."""
-    for name, given, same in (
+    for name, args, same in (
         ("default", {"partial_rotary_factor": 0.5}, {}),
         ("yarn", {"factor": None}, {"factor": 2.0}),  # the ratio of the lengths
     ):
-        model, ids = scaled(name, **given), tokens(1, 2 * LENGTH)
+        model, ids = scaled(name, **args), tokens(1, 2 * LENGTH)
         stock = logits(scaled(name, **same), ids)
         assert name == "yarn" or close(logits(model, ids), stock, 1e-6)
         assert close(logits(wavepe.hf.patch(model, "rope"), ids), stock, 1e-5)

@@ -521,8 +521,8 @@ def test_another_encoding_learns_from_its_own_beginning(first, second, kept, cls
             value.add_(1.0)
     model.save_pretrained(tmp_path)
     config = tiny_config(WavePELlamaConfig, position_encoding=second)
-    for given in ({"position_encoding": second}, {"config": config}):
-        model = cls.from_pretrained(pretrained_model_name_or_path=tmp_path, **given)
+    for args in ({"position_encoding": second}, {"config": config}):
+        model = cls.from_pretrained(pretrained_model_name_or_path=tmp_path, **args)
         _check_beginning(model, second, learned if kept else None)
 
 

@@ -38,14 +38,14 @@ SAMPLES += ["everything", "batched decoding", "bias of all heads", "bias, both s
 
 def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
     """Return the arguments of torch.ops.wavepe.attention_forward, in its order."""
-    given = draw(generator("raw", option), shape, OPTIONS[option], dtype)
-    if isinstance(given.get("offset"), int):
-        given["offset"] = torch.tensor(given["offset"])
+    args = draw(generator("raw", option), shape, OPTIONS[option], dtype)
+    if isinstance(args.get("offset"), int):
+        args["offset"] = torch.tensor(args["offset"])
     for name in FLOATING:
-        if grad and name in given:
-            given[name].requires_grad_()
-    seed = torch.tensor(11) if given.get("dropout_p") else None
-    return tuple(Arguments(**given, seed=seed, zones=[]))
+        if grad and name in args:
+            args[name].requires_grad_()
+    seed = torch.tensor(11) if args.get("dropout_p") else None
+    return tuple(Arguments(**args, seed=seed, zones=[]))
 
 
 @pytest.mark.parametrize("option", soon(SAMPLES, "plain", "everything", "bias, both sides, edge"))
@@ -253,8 +253,8 @@ def differentiable(function, option, shape=(2, 2, 1, 3, 4, 3, 2), output=0):
     names = [name for name in FLOATING if name in arguments]
 
     def call(*leaves):
-        given = arguments | dict(zip(names, leaves, strict=True))
-        found = function(**given, return_lse=True)[output]
+        args = arguments | dict(zip(names, leaves, strict=True))
+        found = function(**args, return_lse=True)[output]
         return torch.where(found == -torch.inf, 0.0, found)
 
     return call, [arguments[name] for name in names]

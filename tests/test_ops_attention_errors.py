@@ -115,24 +115,24 @@ VALUES = [
 @pytest.mark.parametrize(("match", "options"), SHAPES + DTYPES + VALUES)
 def test_refused(match, options, way):
     """torch.func runs the composition: the same arguments are refused."""
-    given = {"q": Q, "k": K, "v": V} | options
+    args = {"q": Q, "k": K, "v": V} | options
     if way == "torch.func":
-        q = given.pop("q")
+        q = args.pop("q")
         if q.is_floating_point() and "differentiable" not in match:
             with pytest.raises(RuntimeError, match=match):
-                torch.func.vjp(lambda q: attention(q, **given), q)
+                torch.func.vjp(lambda q: attention(q, **args), q)
         return
-    given = {
+    args = {
         name: x.detach().to(way).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
-        for name, x in given.items()
+        for name, x in args.items()
     }
     with pytest.raises(RuntimeError, match=match):
-        attention(**given)
+        attention(**args)
     for name in "qkv":  # where autograd records, too
-        if given[name].is_floating_point():
-            given[name] = given[name].detach().requires_grad_()
+        if args[name].is_floating_point():
+            args[name] = args[name].detach().requires_grad_()
     with pytest.raises(RuntimeError, match=match):
-        attention(**given)
+        attention(**args)
 
 
 NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias", "sinks")
@@ -140,9 +140,9 @@ NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias",
 
 @pytest.mark.parametrize("name", NAMES)
 def test_devices_must_agree(name):
-    given = draw(generator("device"), SHAPE, OPTIONS["everything"])
+    args = draw(generator("device"), SHAPE, OPTIONS["everything"])
     with pytest.raises(RuntimeError, match="meta"):
-        attention(**given | {name: given[name].to("meta")})
+        attention(**args | {name: args[name].to("meta")})
 
 
 OF_NUMBERS = ("first", "bias_first", "offset", "window", "softcap", "scale", "dropout_p")
@@ -239,15 +239,15 @@ def test_relative_table_brings_its_own_range():
 def test_far_numbers(variant, first, offset, beyond):
     """No sum may wrap: no delta reaches the table."""
     p = torch.arange(3.0)[:, None].expand(3, D)
-    given = {"q": Q, "k": K, "v": V, "p": p, "first": first, "beyond": beyond}
-    out, lse = attention(**given, offset=offset, causal=False, return_lse=True)
+    args = {"q": Q, "k": K, "v": V, "p": p, "first": first, "beyond": beyond}
+    out, lse = attention(**args, offset=offset, causal=False, return_lse=True)
     row = 0 if beyond == "zero" else float(p[0 if first > 0 else 2, 0])
     want = D * (1 + row) * D**-0.5 + math.log(N)
     torch.testing.assert_close(lse, torch.full_like(lse, want))
     torch.testing.assert_close(out, torch.ones_like(out))
     bias = torch.arange(3.0).requires_grad_()
-    given = {"q": Q, "k": K, "v": V, "bias": bias, "bias_first": first, "bias_beyond": beyond}
-    _, lse = attention(**given, offset=offset, causal=False, return_lse=True)
+    args = {"q": Q, "k": K, "v": V, "bias": bias, "bias_first": first, "bias_beyond": beyond}
+    _, lse = attention(**args, offset=offset, causal=False, return_lse=True)
     number = 0 if first > 0 else 2
     want = D**0.5 + (0 if beyond == "zero" else number) + math.log(N)
     torch.testing.assert_close(lse, torch.full_like(lse, want))

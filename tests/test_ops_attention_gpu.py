@@ -187,11 +187,11 @@ def test_launches_copy_nothing_and_read_nothing(monkeypatch, option):
     launched = []
     monkeypatch.setattr(launches, "launch", lambda kernel, *rest, **more: launched.append(kernel))
     shape = Shape(2, 4, 2, 70, 80, 16, 16)
-    given = draw(generator("traffic"), shape, OPTIONS[option])
-    if given.get("dropout_p"):
-        given["seed"] = torch.zeros((), dtype=torch.int64)
-    given = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-    arguments = Arguments(**given)
+    args = draw(generator("traffic"), shape, OPTIONS[option])
+    if args.get("dropout_p"):
+        args["seed"] = torch.zeros((), dtype=torch.int64)
+    args = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in args.items()}
+    arguments = Arguments(**args)
     with Traffic() as traffic:
         out, lse = call.forward(*arguments)
         grads = call.backward(out, lse, out, lse, *arguments, True, True)

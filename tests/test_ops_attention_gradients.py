@@ -39,8 +39,8 @@ def calls(function, arguments):
 
     def call(*leaves):
         torch.manual_seed(SEED)
-        given = arguments | dict(zip(names, leaves, strict=True))
-        out, lse = function(**given, return_lse=True)
+        args = arguments | dict(zip(names, leaves, strict=True))
+        out, lse = function(**args, return_lse=True)
         return out, torch.where(lse == -torch.inf, 0.0, lse)
 
     return call, [arguments[name].detach().requires_grad_() for name in names]

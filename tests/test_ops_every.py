@@ -172,9 +172,9 @@ BAD = [(op, words, change) for op in EACH for words, change in op.bad(sample(op)
 )
 def test_errors(op, words, change):
     """Fake calls refuse what real ones do, or a compiled model would fail only when run."""
-    for given in (sample(op) | change, fake(sample(op) | change)):
+    for args in (sample(op) | change, fake(sample(op) | change)):
         with pytest.raises(RuntimeError, match=words):
-            op.function(**given)
+            op.function(**args)
 
 
 TENSORS = [(op, name) for op in EACH for name in tensors_of(sample(op))]
@@ -187,9 +187,9 @@ def test_errors_of_types_and_devices(op, name):
     wrong = [(r"[Cc]omplex", x.to(torch.complex64)), (r"[Bb]ool", x.bool())]
     wrong += [("[Ff]loat", x.float())] if name in op.integers else [("[Ii]nt|Long", x.long())]
     for words, value in wrong:
-        for given in (a | {name: value}, fake(a | {name: value})):
+        for args in (a | {name: value}, fake(a | {name: value})):
             with pytest.raises(RuntimeError, match=words):
-                op.function(**given)
+                op.function(**args)
     with pytest.raises(RuntimeError, match="meta"):
         op.function(**a | {name: x.to("meta")})
     for value in (None, "x", 1.5):

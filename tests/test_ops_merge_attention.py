@@ -169,8 +169,8 @@ def test_parts_over_keys_with_a_bias():
         return [*found, *torch.autograd.grad(found, leaves, grads)]
 
     def attention(q, k, v, bias, first=0):
-        given = {"bias": bias, "bias_first": 2, "bias_beyond": "edge", "return_lse": True}
-        return ops.attention(q, k, v, offset=-first, **given)
+        args = {"bias": bias, "bias_first": 2, "bias_beyond": "edge", "return_lse": True}
+        return ops.attention(q, k, v, offset=-first, **args)
 
     def merged(q, k, v, bias):
         edges = itertools.pairwise((0, 7, 8, 21, 30))

@@ -109,10 +109,10 @@ def test_nan_stays_in_its_row(variant, beyond, bad):
     row = np.clip(row, 0, w - 1)
     clean = wavepe.relative_bias(q, p, keys, first=first, beyond=beyond)
     for which, at in [*(("p", at) for at in (0, 3, 8)), *(("q", at) for at in (0, 7, 18))]:
-        given = {"q": q.copy(), "p": p.copy()}
-        given[which][at, 5] = bad
+        args = {"q": q.copy(), "p": p.copy()}
+        args[which][at, 5] = bad
         with np.errstate(all="ignore"):
-            got = wavepe.relative_bias(**given, keys=keys, first=first, beyond=beyond)
+            got = wavepe.relative_bias(**args, keys=keys, first=first, beyond=beyond)
         hit = np.broadcast_to(row if which == "p" else np.arange(m)[:, None], got.shape) == at
         assert not np.isfinite(got[inside & hit]).any()
         others = ~(inside & hit) if which == "p" else ~hit

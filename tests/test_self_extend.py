@@ -76,8 +76,8 @@ def test_where_a_sequence_begins_matters(spec):
     mask = torch.arange(16)[None] >= 3
     cache, pieces = KVCache(), []
     for start, stop in ((0, 5), (5, 11), (11, 12), (12, 16)):
-        given = {"key_mask": mask[:, start:stop], "cache": cache}
-        pieces.append(module(padded[:, start:stop], **given))
+        args = {"key_mask": mask[:, start:stop], "cache": cache}
+        pieces.append(module(padded[:, start:stop], **args))
     for got, wanted in (
         (packed, alone),
         (module(padded, key_mask=mask)[:, 3:], alone[:, 9:]),

@@ -116,13 +116,13 @@ class SmallModel:
         self.sequence_classification_class = by_ending["SequenceClassification"]
 
     def get_config(self):
-        given = {}
+        args = {}
         for name in (*inspect.signature(self.config_class).parameters, "pad_token_id"):
             common_name = self.config_class.attribute_map.get(name, name)
             for own in (name, common_name):
                 if hasattr(self, own):
-                    given[name] = getattr(self, own)
-        return self.config_class(**given)
+                    args[name] = getattr(self, own)
+        return self.config_class(**args)
 
     def prepare_config_and_inputs_for_common(self):
         ids = common.ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
