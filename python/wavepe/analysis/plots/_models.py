@@ -49,8 +49,7 @@ def band_heatmap(
         for width, colour in ((3.2, "black"), (1.6, "white")):  # visible on light and on dark
             axes.axvline(pair, color=colour, linewidth=width, linestyle=style)
         axes.plot([], [], color="0.5", linestyle=style, label=f"{name} {pair:.1f}")
-    axes.set_xlabel("pair (0 turns fastest)")
-    axes.set_ylabel("position")
+    axes.set(xlabel="pair (0 turns fastest)", ylabel="position")
     figure.colorbar(image, ax=axes, label="mean L2 norm of the pair")
     if places:
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
@@ -104,8 +103,7 @@ def attention_maps(
             np.ma.maximum(weights, _FAINTEST), norm=norm, cmap="viridis", interpolation="nearest"
         )
         axes.set_facecolor(("0.5", drawing.SHADE["alpha"]))
-        axes.set_xlabel("key")
-        axes.set_ylabel("query" if number % columns == 0 else "")
+        axes.set(xlabel="key", ylabel="query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)
         drawing.title(axes, names[number])
     figure.colorbar(
@@ -149,8 +147,7 @@ def needle_grid(
     axes.set_yticks(range(len(rows)), [f"{depth:g}" for depth in rows])
     if len(columns) > 8:
         axes.tick_params(axis="x", rotation=90)
-    axes.set_xlabel("length of the context (tokens)")
-    axes.set_ylabel("depth of the fact")
+    axes.set(xlabel="length of the context (tokens)", ylabel="depth of the fact")
     if rates.size <= _MOST_CELLS_WITH_TEXT:
         for (x, y), rate in np.ndenumerate(rates):
             colour = "white" if rate < 0.5 else "black"
@@ -208,8 +205,7 @@ def sweep_curve(
     if logarithmic:
         axes.set_xscale("log")
     drawing.plain_ticks(axes)
-    axes.set_xlabel(name)
-    axes.set_ylabel(f"perplexity per {unit}")
+    axes.set(xlabel=name, ylabel=f"perplexity per {unit}")
     figure.legend(loc="outside right upper", frameon=False, title="length")
     drawing.title(axes, title)
     drawing.save(figure, path)

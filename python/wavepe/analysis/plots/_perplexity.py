@@ -95,8 +95,7 @@ def perplexity_by_length(
     lengths = sorted(set().union(*rows.values()))
     _mark_length(axes, train_length, last=train_length >= lengths[-1])
     _scale_axes(axes, lengths)
-    axes.set_xlabel(f"sequence length at evaluation ({unit}s)")
-    axes.set_ylabel(f"perplexity per {unit}")
+    axes.set(xlabel=f"sequence length at evaluation ({unit}s)", ylabel=f"perplexity per {unit}")
     if title:
         axes.set_title("\n".join(fold(title, 64)), fontsize="medium", loc="left")
     # The legend has the order of the ends of the lines.

@@ -67,8 +67,7 @@ def decay(
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, max(length - 1, 2))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("distance (tokens)")
-    axes.set_ylabel("dot product / that at distance 0")
+    axes.set(xlabel="distance (tokens)", ylabel="dot product / that at distance 0")
     axes.grid(True, **drawing.GRID)
     drawing.legend_below(figure, axes)
     drawing.save(figure, path)
@@ -141,15 +140,13 @@ def wavelengths(
     low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
     axes.axhspan(length, high, zorder=0, **drawing.SHADE)
     axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
+    axes.set(yscale="log", ylim=(low, high))
     axes.annotate(
         f"no whole turn within {length} tokens",
         (0.01, length), xycoords=("axes fraction", "data"), xytext=(0, 4),
         textcoords="offset points", fontsize="small",
     )  # fmt: skip
-    axes.set_xlabel("pair of the head, fastest first")
-    axes.set_ylabel("wavelength (tokens)")
+    axes.set(xlabel="pair of the head, fastest first", ylabel="wavelength (tokens)")
     axes.grid(True, **drawing.GRID)
     drawing.legend_below(figure, axes)
     drawing.save(figure, path)
