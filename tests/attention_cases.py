@@ -61,24 +61,24 @@ def tensors(values, dtype):
 def tensor(value, dtype):
     if not isinstance(value, np.ndarray):
         return value
-    found = torch.from_numpy(np.ascontiguousarray(value))
-    return found.to(dtype) if found.is_floating_point() else found
+    results = torch.from_numpy(np.ascontiguousarray(value))
+    return results.to(dtype) if results.is_floating_point() else results
 
 
 def draw(rng, shape, options, dtype=F32):
     """Draw random arguments of ops.attention, by name. With segments n = m."""
     s = Shape(*shape)
     if callable(options):
-        found = options(rng, s)
-        if "segments" in found:
+        results = options(rng, s)
+        if "segments" in results:
             s = s._replace(n=s.m)
-            found = options(rng, s)
+            results = options(rng, s)
     else:
-        found = dict(options)
+        results = dict(options)
     q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
     v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
-    return tensors({"q": q, "k": k, "v": v} | found, dtype)
+    return tensors({"q": q, "k": k, "v": v} | results, dtype)
 
 
 def array(x):
@@ -137,7 +137,7 @@ def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
             leaves[name] = arguments[name] = arguments[name].detach().requires_grad_()
     torch.default_generator.manual_seed(SEED)
     out, lse = function(**arguments, return_lse=True)
-    found = {"out": out.detach(), "lse": lse.detach()}
+    results = {"out": out.detach(), "lse": lse.detach()}
     if backward:
         pairs = ((out, grad_out), (lse, grad_lse))
         pairs = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
@@ -145,8 +145,8 @@ def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
         if pairs:
             outputs, given = zip(*pairs, strict=True)
             grads = torch.autograd.grad(outputs, leaves.values(), given, materialize_grads=True)
-        found |= dict(zip(leaves, grads, strict=True))
-    return found
+        results |= dict(zip(leaves, grads, strict=True))
+    return results
 
 
 class Exact(NamedTuple):
@@ -200,8 +200,8 @@ def bound(exact, size, dtype, of_out, terms):
     return BOUNDS["low"].units * half + error
 
 
-def compare(found, exact, dtype, what="", rounds_out=True):
-    for name, got in found.items():
+def compare(results, exact, dtype, what="", rounds_out=True):
+    for name, got in results.items():
         kind = wide(dtype) if name in ("lse", *WIDE) else dtype
         assert got.dtype == kind, f"{what}: {name} is {got.dtype}"
         of_out = exact.of_out.get(name, 0.0) if rounds_out else 0.0
@@ -221,17 +221,17 @@ def problem(option, shape, dtype):
 def grid(function, option, shapes, dtype=F32):
     for shape in shapes:
         arguments, grads, exact = problem(option, shape, dtype)
-        found = run(function, arguments, *grads)
-        compare(found, exact, dtype, f"{option} {shape} {dtype}", function is not composed)
+        results = run(function, arguments, *grads)
+        compare(results, exact, dtype, f"{option} {shape} {dtype}", function is not composed)
 
 
 def check(function, rng, shape, options, dtype=F32, what="", backward=True):
     """Draw arguments, run, and compare outputs and all gradients to the oracle."""
     arguments = draw(rng, shape, options, dtype)
     grads = incoming(rng, arguments) if backward else ()
-    found = run(function, arguments, *grads)
-    compare(found, judge(arguments, *grads), dtype, what or f"{shape}", function is not composed)
-    return arguments, found
+    results = run(function, arguments, *grads)
+    compare(results, judge(arguments, *grads), dtype, what or f"{shape}", function is not composed)
+    return arguments, results
 
 
 def same(a, b, what=""):

@@ -84,10 +84,10 @@ def rounding(size, unit, dtype, terms):
 def relative(rng, s, w=None, *, per_head=False, q_rel=False, c=None, **rest):
     """A table, and q_rel if asked for. c is the size of both, if it is not that of the head."""
     w, size = max(1, s.n // 2) if w is None else w, s.d if c is None else c
-    given = {"p": rng.normal(size=(*([s.heads] if per_head else []), w, size)), **rest}
+    args = {"p": rng.normal(size=(*([s.heads] if per_head else []), w, size)), **rest}
     if q_rel or c is not None:
-        given["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, size))
-    return given
+        args["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, size))
+    return args
 
 
 def sinks(rng, s):
@@ -132,12 +132,12 @@ def slopes(s):
 
 
 def everything(rng, s, **rest):
-    found = relative(rng, s, s.n // 2 + 1, per_head=True, c=s.d // 2 + 1, first=-2, beyond="edge")
-    found |= sinks(rng, s)
-    found |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
-    found |= biased(rng, s, s.n // 3 + 1, first=1, beyond="edge")
-    found |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
-    return found | {"offset": per_row(rng, s), "dropout_p": 0.2} | rest
+    drawn = relative(rng, s, s.n // 2 + 1, per_head=True, c=s.d // 2 + 1, first=-2, beyond="edge")
+    drawn |= sinks(rng, s)
+    drawn |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
+    drawn |= biased(rng, s, s.n // 3 + 1, first=1, beyond="edge")
+    drawn |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
+    return drawn | {"offset": per_row(rng, s), "dropout_p": 0.2} | rest
 
 
 OPTIONS = {

@@ -16,9 +16,9 @@ def main(clang, *words):
     environment = SecondBuild("clang", how).environment()
     ask = "import wavepe; print(wavepe.__file__, wavepe.build_info()['compiler'])"
     command = [sys.executable, "-c", ask]
-    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    print(said.stdout, end="", flush=True)
-    file, compiler = said.stdout.split(maxsplit=1)
+    message = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    print(message.stdout, end="", flush=True)
+    file, compiler = message.stdout.split(maxsplit=1)
     if not file.startswith(str(ROOT / "build" / "clang")) or "clang" not in compiler.lower():
         sys.exit(f"not the build by {clang}")
     names = [*numpy_tests(), "test_build.py"]

@@ -38,9 +38,9 @@ from wavepe.encodings import Encoding
 sys.path.insert(0, str(EXAMPLES))  # context_parallel imports its neighbour
 
 
-def relative_error(found, wanted):
+def relative_error(results, wanted):
     """Return the largest error over the largest element of `wanted`."""
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    return float((results - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
 
 
 def worst(errors):
@@ -78,19 +78,19 @@ DIFFERENTIABLE = ("q", "k", "v", "p", "bias", "q_rel")
 
 
 def drawn(case, dtype):
-    given = {"q": random(2, HEADS, LENGTH, SIZE), "k": random(2, KEY_HEADS, LENGTH, SIZE)}
-    given |= {"v": random(2, KEY_HEADS, LENGTH, SIZE - 2)} | CASES[case]
+    args = {"q": random(2, HEADS, LENGTH, SIZE), "k": random(2, KEY_HEADS, LENGTH, SIZE)}
+    args |= {"v": random(2, KEY_HEADS, LENGTH, SIZE - 2)} | CASES[case]
     wide = torch.promote_types(dtype, torch.float32)
     for name in DIFFERENTIABLE:
-        if torch.is_tensor(x := given.get(name)):
-            given[name] = x.to(wide if name == "bias" else dtype).requires_grad_()
-    return given
+        if torch.is_tensor(x := args.get(name)):
+            args[name] = x.to(wide if name == "bias" else dtype).requires_grad_()
+    return args
 
 
-def derived(out, weight, given):
+def derived(out, weight, args):
     """Return out and the gradients of what is differentiable."""
-    names = [name for name in DIFFERENTIABLE if torch.is_tensor(given.get(name))]
-    grads = torch.autograd.grad((out.double() * weight).sum(), [given[name] for name in names])
+    names = [name for name in DIFFERENTIABLE if torch.is_tensor(args.get(name))]
+    grads = torch.autograd.grad((out.double() * weight).sum(), [args[name] for name in names])
     return {"out": out.detach()} | dict(zip(names, grads, strict=True))
 
 
@@ -108,15 +108,15 @@ def attention_error(case, dtype):
         }
         local = args | {name: x.detach().requires_grad_() for name, x in split.items()}
         out = ring.ring_attention(**local)
-    found = derived(out, ring.local_part(weight, 2), local)
+    results = derived(out, ring.local_part(weight, 2), local)
     errors = []
     for name, whole in wanted.items():
-        got = found[name].double()
+        got = results[name].double()
         if name in ("p", "bias"):
             dist.all_reduce(got)
         else:
             whole = ring.local_part(whole, 2)
-        assert found[name].dtype == whole.dtype, name
+        assert results[name].dtype == whole.dtype, name
         errors.append(relative_error(got, whole))
     return worst(errors)
 
@@ -223,11 +223,11 @@ def gradient_error(split, spec, reentrant=None):
         recompute(model, reentrant)
     model, ids = split(model, ids, reentrant)
     try:
-        found = gradients(model, ids, **options)
+        results = gradients(model, ids, **options)
     except ValueError as error:
         return str(error)
-    found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in found]
-    return worst([relative_error(*pair) for pair in zip(found, wanted, strict=True)])
+    results = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in results]
+    return worst([relative_error(*pair) for pair in zip(results, wanted, strict=True)])
 
 
 # The cases of two processes, which are the quick ones, and of three.
@@ -266,12 +266,12 @@ def errors(folder):
     """How far attention and models in parts are off, at worst in any process."""
     register_encoding(Rows)
     count = dist.get_world_size()
-    found = {case: attention_error(*case) for case in ATTENTION[count]}
+    results = {case: attention_error(*case) for case in ATTENTION[count]}
     for call in MODELS[count]:
-        found[(call[0].__name__, *call[1:])] = gradient_error(*call)
+        results[(call[0].__name__, *call[1:])] = gradient_error(*call)
     gathered = [None] * count
-    dist.all_gather_object(gathered, found)
-    return {case: worst([errors[case] for errors in gathered]) for case in found}
+    dist.all_gather_object(gathered, results)
+    return {case: worst([errors[case] for errors in gathered]) for case in results}
 
 
 # ------------------------------------------------------------------ transformers' own plan
@@ -279,7 +279,7 @@ def errors(folder):
 
 def tensor_parallel_plan(folder):
     """Whether each model in the folder computes the same in two processes, or an error's words."""
-    ids, found = tokens(2, 12), {}
+    ids, results = tokens(2, 12), {}
     for model in sorted(Path(folder).glob("model-*")):
         whole = AutoModelForCausalLM.from_pretrained(model).eval()
         split = AutoModelForCausalLM.from_pretrained(model, tp_plan="auto").eval()
@@ -288,8 +288,8 @@ def tensor_parallel_plan(folder):
             equal = torch.allclose(logits(split, ids), logits(whole, ids), atol=1e-4)
         except ValueError as error:
             equal = str(error)
-        found[whole.config.position_encoding] = equal
-    return found
+        results[whole.config.position_encoding] = equal
+    return results
 
 
 # ------------------------------------------------------------------ the example of FSDP2
@@ -330,29 +330,29 @@ def from_meta(example):
 
 
 def fsdp2_example(folder):
-    example, ids, found, printed = load("hf_fsdp2"), mine(batch()), {}, io.StringIO()
+    example, ids, results, printed = load("hf_fsdp2"), mine(batch()), {}, io.StringIO()
     with contextlib.redirect_stdout(printed):
-        _, found["state"], alone = example.main()
-    found |= {"printed": printed.getvalue(), "alone": alone.state_dict()}
-    found["float32"] = whole_gradients(example.shard(example.fresh_model(), mesh()), ids)
-    found["from meta"] = whole_gradients(from_meta(example), ids)
+        _, results["state"], alone = example.main()
+    results |= {"printed": printed.getvalue(), "alone": alone.state_dict()}
+    results["float32"] = whole_gradients(example.shard(example.fresh_model(), mesh()), ids)
+    results["from meta"] = whole_gradients(from_meta(example), ids)
     half = example.shard(example.fresh_model().to(torch.bfloat16), mesh())
-    found["bfloat16"] = whole_gradients(half, ids)
+    results["bfloat16"] = whole_gradients(half, ids)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mixed = example.shard(example.fresh_model(), mesh(), mp_policy=policy)
-    found["mixed"] = whole_gradients(mixed, ids)
+    results["mixed"] = whole_gradients(mixed, ids)
     model = fully_shard(example.fresh_model().to(torch.bfloat16), mesh=mesh())
     try:
         whole_gradients(model, ids)
     except AssertionError as error:
-        found["without its own group"] = str(error)
+        results["without its own group"] = str(error)
     sharded = fully_shard(wavepe.hf.unpatch(example.fresh_model()), mesh=mesh())
     try:
         wavepe.hf.patch(sharded, WAVELET)
     except ValueError as error:
-        found["patched after sharding"] = str(error)
+        results["patched after sharding"] = str(error)
     wavepe.hf.patch(sharded, "wavelet:scales=4")  # nothing of it is learned
-    return found
+    return results
 
 
 # ------------------------------------------------------------------ processes
@@ -364,9 +364,9 @@ def start(rank, work, processes, folder):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
-    found = work(folder)
+    results = work(folder)
     if rank == 0:
-        torch.save(found, f"{folder}/found")
+        torch.save(results, f"{folder}/found")
     dist.destroy_process_group()
     # Threads of torch may still want the GIL. If Python ended, that would abort the process.
     os._exit(0)

@@ -69,20 +69,20 @@ def draw_heads(rng, pairs):
 
 def draw_options(rng, s):
     """Draw any number of options of each kind, as NumPy arrays and numbers."""
-    found = {"causal": chance(rng, 0.7)}
+    drawn = {"causal": chance(rng, 0.7)}
     if chance(rng, 0.5):
-        found |= draw_table(rng, s)
+        drawn |= draw_table(rng, s)
     if chance(rng, 0.35):
-        found |= draw_bias(rng, s)
+        drawn |= draw_bias(rng, s)
     for options in (RANGES, OTHERS):
         names = [name for name in options if name != "segments" or s.m == s.n]
         for at in rng.permutation(len(names))[: rng.integers(len(names) + 1)]:
-            found[names[at]] = options[names[at]](rng, s)
+            drawn[names[at]] = options[names[at]](rng, s)
     if s.m == s.n and chance(rng, 0.25):
-        found |= draw_gaps(rng, s)
-    if isinstance(found.get("offset"), int) and found["offset"] == FAR:
-        found.pop("slopes", None)  # of float32 scores that large no digit is left
-    return found
+        drawn |= draw_gaps(rng, s)
+    if isinstance(drawn.get("offset"), int) and drawn["offset"] == FAR:
+        drawn.pop("slopes", None)  # of float32 scores that large no digit is left
+    return drawn
 
 
 def draw_table(rng, s):
@@ -96,17 +96,17 @@ def draw_table(rng, s):
     p = rng.normal(size=(*([s.heads] if chance(rng, 0.3) else []), w, c))
     if chance(rng, 0.3):  # tails as wavelets have them: far rows count as zero
         p *= np.exp2(-pick(rng, 0.02, 0.3, 1.0) * np.abs(np.arange(w) + first))[:, None]
-    found = {"p": p, "first": first, "beyond": beyond}
+    drawn = {"p": p, "first": first, "beyond": beyond}
     if q_rel:
-        found["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, c))
-    return found
+        drawn["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, c))
+    return drawn
 
 
 def draw_bias(rng, s):
     """Draw bias, bias_first and bias_beyond, as in draw_table."""
-    found = draw_table(rng, s)
-    bias = rng.normal(size=(*found["p"].shape[:-2], found["p"].shape[-2]))
-    return {"bias": bias, "bias_first": found["first"], "bias_beyond": found["beyond"]}
+    drawn = draw_table(rng, s)
+    bias = rng.normal(size=(*drawn["p"].shape[:-2], drawn["p"].shape[-2]))
+    return {"bias": bias, "bias_first": drawn["first"], "bias_beyond": drawn["beyond"]}
 
 
 def draw_offset(rng, s):
@@ -252,7 +252,7 @@ class Attention:
     def draw(self, rng):
         dtype = pick(rng, F32, F32, F32, F32, F32, F64, *LOW)
         s = draw_shape(rng)
-        given = {
+        args = {
             "q": rng.normal(size=(s.batch, s.heads, s.m, s.d)),
             "k": rng.normal(size=(s.batch, s.kv_heads, s.n, s.d)),
             "v": rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv)),
@@ -260,47 +260,47 @@ class Attention:
         }
         spoilt = None
         if chance(rng, 0.1):
-            spoilt = pick(rng, *(n for n in FLOATING if n in given and n != "sinks"))
+            spoilt = pick(rng, *(n for n in FLOATING if n in args and n != "sinks"))
             spoilt += pick(rng, " nan", " nan", " inf", " -inf")
-            spoil_rows(rng, given[spoilt.split()[0]], float(spoilt.split()[1]))
-        constant = "p" in given and not spoilt and chance(rng, 0.25)
+            spoil_rows(rng, args[spoilt.split()[0]], float(spoilt.split()[1]))
+        constant = "p" in args and not spoilt and chance(rng, 0.25)
         if constant:
-            given["p"] = constant_table(rng, *(given.pop(x) for x in ("p", "first", "beyond")))
-        given = tensors(given, dtype)
-        given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
-        grads = tuple(strided(rng, x) for x in incoming(rng, given))
+            args["p"] = constant_table(rng, *(args.pop(x) for x in ("p", "first", "beyond")))
+        args = tensors(args, dtype)
+        args = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in args.items()}
+        grads = tuple(strided(rng, x) for x in incoming(rng, args))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
         wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
-        wanted = tuple(n for n in wanted if n in given and not (n == "p" and constant)) or ("q",)
-        return given | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
+        wanted = tuple(n for n in wanted if n in args and not (n == "p" and constant)) or ("q",)
+        return args | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
 
     def call(self, arguments):
-        given, grads, wanted, _ = self._parts(arguments)
-        return run(self.function, given, *grads, wanted=wanted)
+        args, grads, wanted, _ = self._parts(arguments)
+        return run(self.function, args, *grads, wanted=wanted)
 
     def judge(self, arguments):
         """Judge a call. Inf counts as NaN, and an entry that is NaN then is not compared."""
-        given, grads, _, spoilt = self._parts(arguments)
+        args, grads, _, spoilt = self._parts(arguments)
         if spoilt and "inf" in spoilt:
             for name in FLOATING:
-                if name in given:
-                    given[name] = given[name].masked_fill(given[name].isinf(), math.nan)
-        constant = not isinstance(given.get("p"), (torch.Tensor, type(None)))
+                if name in args:
+                    args[name] = args[name].masked_fill(args[name].isinf(), math.nan)
+        constant = not isinstance(args.get("p"), (torch.Tensor, type(None)))
         if constant:
-            given["beyond"] = given["p"].beyond
-            given["p"], given["first"] = rows_of(given["p"], given["k"], given.get("causal", True))
+            args["beyond"] = args["p"].beyond
+            args["p"], args["first"] = rows_of(args["p"], args["k"], args.get("causal", True))
         with np.errstate(invalid="ignore"):
-            exact = judge(given, *grads)
+            exact = judge(args, *grads)
         if constant:  # the terms of a zone's product are larger than the rows that they make
             sizes = {name: np.full_like(x, largest(x)) for name, x in exact.sizes.items()}
             exact = exact._replace(sizes=sizes)
         return exact
 
-    def check(self, found, exact, arguments):
+    def check(self, results, exact, arguments):
         if arguments["spoilt"] and "inf" in arguments["spoilt"]:
-            nan = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in found}
-            found = {name: x.masked_fill(nan[name], math.nan) for name, x in found.items()}
-        compare(found, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
+            nan = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in results}
+            results = {name: x.masked_fill(nan[name], math.nan) for name, x in results.items()}
+        compare(results, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
 
     def same(self, one, other, arguments):
         """AVX2 and AVX-512 must agree. (A sum that underflows is 0 or -0.)"""
@@ -332,8 +332,8 @@ class Attention:
 
     @staticmethod
     def _parts(arguments):
-        given = dict(arguments)
-        return given, *(given.pop(name) for name in ("grads", "wanted", "spoilt"))
+        args = dict(arguments)
+        return args, *(args.pop(name) for name in ("grads", "wanted", "spoilt"))
 
 
 TARGETS = {"ops.attention": Attention()}

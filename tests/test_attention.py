@@ -33,15 +33,15 @@ def dtype_of(name):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_size(variant, option, dtype):
     for shape in (*SHAPES, *DECODING):
-        given, exact = problem(option, shape, dtype)
-        compare(call(given), exact, dtype, f"{option} {shape}")
+        args, exact = problem(option, shape, dtype)
+        compare(call(args), exact, dtype, f"{option} {shape}")
 
 
 @pytest.mark.parametrize("option", [o for o in COMBINED if o in OPTIONS] + ["slopes", "window"])
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_many_blocks(variant, option, shape):
-    given, exact = problem(option, shape, np.float32)
-    compare(call(given), exact, np.float32, f"{option} {shape}")
+    args, exact = problem(option, shape, np.float32)
+    compare(call(args), exact, np.float32, f"{option} {shape}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
@@ -49,8 +49,8 @@ def test_many_blocks(variant, option, shape):
 def test_low_precision(variant, dtype, option):
     dtype = dtype_of(dtype)
     for shape in (*SHAPES, *DECODING, LARGE[0]):
-        given, exact = problem(option, shape, dtype)
-        compare(call(given), exact, dtype, f"{option} {shape}")
+        args, exact = problem(option, shape, dtype)
+        compare(call(args), exact, dtype, f"{option} {shape}")
 
 
 def test_written_out(variant):
@@ -100,27 +100,27 @@ def test_huge_numbers(variant, number):
 
 def test_later_tokens_change_no_earlier_output(variant):
     for length in (97, 200, 400):
-        given = draw(generator("causal"), Shape(1, 2, 1, 800, 800, 16, 8), "table from -3")
-        given["slopes"] = wavepe.alibi_slopes(2)
-        start = {name: given[name][:, :, :length] for name in "qkv"}
-        for x, y in zip(call(given | start), call(given), strict=True):
+        args = draw(generator("causal"), Shape(1, 2, 1, 800, 800, 16, 8), "table from -3")
+        args["slopes"] = wavepe.alibi_slopes(2)
+        start = {name: args[name][:, :, :length] for name in "qkv"}
+        for x, y in zip(call(args | start), call(args), strict=True):
             assert_same_bits(x, y[:, :, :length])
 
 
 @pytest.mark.parametrize("option", ["plain", "everything"])
 def test_a_head_does_not_depend_on_the_others(variant, option):
     for m in (1, 131):
-        given = draw(generator("heads"), Shape(2, 6, 2, m, 140, 16, 8), option)
-        whole = call(given)
+        args = draw(generator("heads"), Shape(2, 6, 2, m, 140, 16, 8), option)
+        whole = call(args)
         for b, h in ((0, 0), (1, 5), (0, 3)):
-            alone = {"q": given["q"][b, h], "k": given["k"][b, h // 3], "v": given["v"][b, h // 3]}
+            alone = {"q": args["q"][b, h], "k": args["k"][b, h // 3], "v": args["v"][b, h // 3]}
             of_heads = ("p", "slopes", "bias", "sinks")
-            alone |= {name: given[name][h] for name in of_heads if name in given}
-            alone |= {"q_rel": given["q_rel"][b, h]} if "q_rel" in given else {}
-            for x, y in zip(call(given | alone), whole, strict=True):
+            alone |= {name: args[name][h] for name in of_heads if name in args}
+            alone |= {"q_rel": args["q_rel"][b, h]} if "q_rel" in args else {}
+            for x, y in zip(call(args | alone), whole, strict=True):
                 assert_same_bits(x, y[b, h], f"{m} {b} {h}")
-        repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}
-        for x, y in zip(call(given | repeated), whole, strict=True):
+        repeated = {name: np.repeat(args[name], 3, 1) for name in "kv"}
+        for x, y in zip(call(args | repeated), whole, strict=True):
             assert_same_bits(x, y)
 
 
@@ -134,12 +134,12 @@ def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
         Shape(2, 4, 4, 1, 90, 8, 8),  # one query a head
         Shape(1, 24, 2, 1, 300, 8, 8),  # one for many heads, which threads share
     ):
-        given = draw(generator("threads"), shape, option)
+        args = draw(generator("threads"), shape, option)
         wavepe.set_num_threads(1)
-        alone = call(given)
+        alone = call(args)
         assert not pools
         wavepe.set_num_threads(threads)
-        for x, y in zip(call(given), alone, strict=True):
+        for x, y in zip(call(args), alone, strict=True):
             assert_same_bits(x, y, f"{shape}")
         assert 2 <= max(pools) <= threads
         pools.clear()
@@ -189,9 +189,9 @@ def in_torch(torch, args):
     return tuple((x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy() for x in found)
 
 
-def assert_torch_agrees(torch, given, what):
+def assert_torch_agrees(torch, args, what):
     """One kernel makes both: arrays have the bits of tensors."""
-    for x, y in zip(call(given), in_torch(torch, given), strict=True):
+    for x, y in zip(call(args), in_torch(torch, args), strict=True):
         assert_same_bits(x.view(y.dtype), y, what)
 
 
@@ -199,8 +199,8 @@ def assert_torch_agrees(torch, given, what):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", BFLOAT16])
 def test_torch_has_the_same_bits(variant, torch, option, dtype):
     for shape in (*SHAPES[::4], DECODING[2], LARGE[0], LARGE[2]):
-        given = draw(generator("torch"), shape, option, dtype_of(dtype))
-        assert_torch_agrees(torch, given, f"{dtype} {shape}")
+        args = draw(generator("torch"), shape, option, dtype_of(dtype))
+        assert_torch_agrees(torch, args, f"{dtype} {shape}")
 
 
 @pytest.mark.parametrize("option", ["plain", "everything", "window of nothing"])
@@ -208,10 +208,10 @@ def test_torch_has_the_same_bits(variant, torch, option, dtype):
 @pytest.mark.parametrize("name", ["q", "k", "v", "p", "bias"])
 def test_torch_has_the_same_bits_where_nan_reaches(variant, torch, option, value, name):
     for shape in (Shape(2, 2, 1, 12, 5, 8, 8), DECODING[1], LARGE[0]):
-        given = draw(generator("torch nan"), shape, option)
-        if name in given:
-            given[name][..., given[name].shape[-2] // 2, :] = value
-        assert_torch_agrees(torch, given, f"{shape}")
+        args = draw(generator("torch nan"), shape, option)
+        if name in args:
+            args[name][..., args[name].shape[-2] // 2, :] = value
+        assert_torch_agrees(torch, args, f"{shape}")
 
 
 def test_a_relative_table_is_torchs(torch):

@@ -79,9 +79,9 @@ def test_a_real_model(tmp_path, capsys):
     arms = [arm.name for arm in real_model.ARMS]
     assert [row["arm"] for row in kept["rows"]] == ["stock", "control", *arms, "yarn"]
     assert (tmp_path / "out" / "plain" / "config.json").exists()
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     assert real_model.main(words) == 0
-    assert said
+    assert message
     assert not capsys.readouterr().out
     with pytest.raises(SystemExit):
         real_model.main([*words, "--lr", "1"])

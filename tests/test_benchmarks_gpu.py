@@ -81,9 +81,9 @@ def test_the_command_without_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.ops.wavepe, "emulate_cuda", lambda on: 0, raising=False)
     file = tmp_path / "gpu.json"
     assert gpu.main(["--emulated", "--json", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert said.splitlines()[-1] == gpu.NO_GPU
-    assert "ok    attention: bias float32 (interpreted, not a GPU)" in said
+    message = capsys.readouterr().out
+    assert message.splitlines()[-1] == gpu.NO_GPU
+    assert "ok    attention: bias float32 (interpreted, not a GPU)" in message
     kept = json.loads(file.read_text())
     assert kept["environment"]["interpreted"]
     check, times, training, rope = kept["rows"]

@@ -69,10 +69,12 @@ def test_adapt(words, tmp_path, capsys):
     assert last == f"{new} is finished already: nothing was left to do"
     assert (new / "report.md").exists()
     assert main([*words, "--tokens", "2400", "--lr", "1e-3", "--gradient-checkpointing"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"wavepe adapt: error: {new} holds an adaptation with other settings (")
-    assert "tokens 2000 there, 2400 here; learning_rate 0.0001 there, 0.001 here; " in said
-    assert said.endswith("give another folder, or give its model to adapt, which trains it on")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(
+        f"wavepe adapt: error: {new} holds an adaptation with other settings ("
+    )
+    assert "tokens 2000 there, 2400 here; learning_rate 0.0001 there, 0.001 here; " in message
+    assert message.endswith("give another folder, or give its model to adapt, which trains it on")
 
 
 @pytest.mark.parametrize(

@@ -36,21 +36,21 @@ def test_specs(spec, parts, layers):
         with pytest.raises(ValueError, match=r"'none' is no position encoding.*'rope"):
             encoding(spec)
         return
-    found = encoding(spec)
-    assert found.parts == tuple(map(encoding, parts))
-    assert found.layers == layers
-    assert str(found) == spec
+    combination = encoding(spec)
+    assert combination.parts == tuple(map(encoding, parts))
+    assert combination.layers == layers
+    assert str(combination) == spec
     for same in (
-        encoding(str(found)),
-        encoding(found),
-        encoding(found.to_dict()),
-        type(found).from_dict(json.loads(json.dumps(found.to_dict()))),
-        pickle.loads(pickle.dumps(found)),
+        encoding(str(combination)),
+        encoding(combination),
+        encoding(combination.to_dict()),
+        type(combination).from_dict(json.loads(json.dumps(combination.to_dict()))),
+        pickle.loads(pickle.dumps(combination)),
     ):
-        assert same == found
-        assert hash(same) == hash(found)
+        assert same == combination
+        assert hash(same) == hash(combination)
         assert str(same) == spec
-    assert found != encoding("rope")
+    assert combination != encoding("rope")
 
 
 def test_a_part_alone_is_no_combination():
@@ -140,33 +140,41 @@ def test_layers_that_do_not_fit():
 
 
 def test_what_a_combination_does():
-    found = encoding("sinusoidal+rope+shaw+t5+alibi")
-    assert (found.adds, found.rotates, found.terms) == (True, True, ("table", "slopes", "bias"))
-    assert (found.learned, found.learns) == (True, ("table", "bias"))
-    assert found.rotary == encoding("rope")
+    combination = encoding("sinusoidal+rope+shaw+t5+alibi")
+    assert (combination.adds, combination.rotates, combination.terms) == (
+        True,
+        True,
+        ("table", "slopes", "bias"),
+    )
+    assert (combination.learned, combination.learns) == (True, ("table", "bias"))
+    assert combination.rotary == encoding("rope")
     assert encoding("alibi+sandwich").rotary is None
     with pytest.raises(NotImplementedError, match=r"table\(\) does not apply.*slopes\(\) and bias"):
         encoding("alibi+sandwich").table(5, 8)
 
 
 def test_with_part_and_trained_as():
-    found = encoding("rope:theta=5,inference_theta=9@::2+alibi")
-    changed = found.with_parts(lambda part: encoding("rope:theta=7") if part.rotates else part)
+    combination = encoding("rope:theta=5,inference_theta=9@::2+alibi")
+    changed = combination.with_parts(
+        lambda part: encoding("rope:theta=7") if part.rotates else part
+    )
     assert str(changed) == "rope:theta=7@::2+alibi"
-    assert str(found.trained_as()) == "rope:theta=5@::2+alibi"
+    assert str(combination.trained_as()) == "rope:theta=5@::2+alibi"
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [1, 5, 40])
 def test_arrays_are_sums(length, causal):
-    found = encoding("sinusoidal+binary+rope:theta=9+wavelet:scales=4+shaw:clip=3+sandwich+t5")
-    parts = {part.name: part for part in found.parts}
-    got = found.absolute(range(length), 8)
+    combination = encoding(
+        "sinusoidal+binary+rope:theta=9+wavelet:scales=4+shaw:clip=3+sandwich+t5"
+    )
+    parts = {part.name: part for part in combination.parts}
+    got = combination.absolute(range(length), 8)
     summed = parts["sinusoidal"].absolute(range(length), 8) + parts["binary"].absolute(
         range(length), 8
     )
     assert np.array_equal(got, summed)
-    for a, b in zip(found.rope_table([3], 8), parts["rope"].rope_table([3], 8), strict=True):
+    for a, b in zip(combination.rope_table([3], 8), parts["rope"].rope_table([3], 8), strict=True):
         assert np.array_equal(a, b)
     deltas = np.arange(0 if causal else 1 - length, length)
 
@@ -179,30 +187,30 @@ def test_arrays_are_sums(length, causal):
         return inside * ((place >= 0) & (place < rows.shape[axis])).reshape(shape)
 
     tables = [parts[name].table(length, 8, causal=causal) for name in ("wavelet", "shaw")]
-    p, first, beyond = found.table(length, 8, causal=causal)
+    p, first, beyond = combination.table(length, 8, causal=causal)
     assert (first, beyond, p.dtype, len(p)) == (deltas[0], "zero", np.float32, len(deltas))
     assert np.array_equal(p, sum(all_rows(*table, -2) for table in tables))
     biases = [parts[name].bias(length, 3, causal=causal) for name in ("sandwich", "t5")]
-    b, first, beyond = found.bias(length, 3, causal=causal)
+    b, first, beyond = combination.bias(length, 3, causal=causal)
     assert (first, beyond, b.shape) == (deltas[0], "zero", (3, len(deltas)))
     assert np.array_equal(b, sum(all_rows(*bias, -1) for bias in biases))
 
 
 def test_arrays_of_a_layer():
-    found = encoding("sinusoidal+rope+alibi@::2")
-    assert found.absolute([1], 4).shape == (1, 4)  # the embeddings come before all layers
-    assert found.rope_table([1], 4)[0].shape == (1, 2)
+    combination = encoding("sinusoidal+rope+alibi@::2")
+    assert combination.absolute([1], 4).shape == (1, 4)  # the embeddings come before all layers
+    assert combination.rope_table([1], 4)[0].shape == (1, 2)
     with pytest.raises(ValueError, match=r"slopes\(\) needs one layer.*encoding.at"):
-        found.slopes(2)
-    assert np.array_equal(found.at(0, 2).slopes(2), wavepe.alibi_slopes(2))
+        combination.slopes(2)
+    assert np.array_equal(combination.at(0, 2).slopes(2), wavepe.alibi_slopes(2))
 
 
 def test_parameters_have_the_names_of_their_parts():
-    found = encoding("rope+t5+" + ASKED)
+    combination = encoding("rope+t5+" + ASKED)
     names = {"t5.b": (4, 32)} | {f"wavelet.{key}": (4, 8) for key in "uv"}
     names["wavelet.projection"] = (4, 8, 8)
-    assert {key: x.shape for key, x in found.parameters(8, 4).items()} == names
-    assert found.per_layer == ("wavelet.u", "wavelet.v", "wavelet.projection")
+    assert {key: x.shape for key, x in combination.parameters(8, 4).items()} == names
+    assert combination.per_layer == ("wavelet.u", "wavelet.v", "wavelet.projection")
     assert encoding(ASKED + ",shared=true").per_layer == ()
     for others in ("", ",from_input=true"):
         with pytest.raises(ValueError, match="shared=true needs biases=true or projection=true"):

@@ -56,17 +56,17 @@ def held_out():
 
 
 def test_results_have_the_published_form():
-    found = results(trained())
-    assert set(found) == {"train_length", "runs", "summary", "environment"}
-    assert found["train_length"] == 16
-    assert [run["encoding"] for run in found["runs"]] == list(SPECS)
-    for run in found["runs"]:
+    comparison = results(trained())
+    assert set(comparison) == {"train_length", "runs", "summary", "environment"}
+    assert comparison["train_length"] == 16
+    assert [run["encoding"] for run in comparison["runs"]] == list(SPECS)
+    for run in comparison["runs"]:
         assert set(run) == {"encoding", "seed", "perplexity", "seconds"}
         assert run["seed"] == 0
         assert list(run["perplexity"]) == ["16", "32"]
         assert all(1 < value < 300 for value in run["perplexity"].values())
         assert run["seconds"] > 0
-    environment = found["environment"]
+    environment = comparison["environment"]
     assert environment["complete"] is True
     assert environment["threads"] == 1
     assert environment["torch"] == torch.__version__
@@ -174,8 +174,8 @@ def test_a_grid_is_a_folder_for_each_part(tmp_path, capsys):
     capsys.readouterr()
     assert compare(tmp_path, *options, "--quiet", specs=["none"]) == 0
     assert capsys.readouterr().err == ""
-    said = refused(capsys, tmp_path, *options, "--steps", "7", specs=["none"])
-    assert "steps 6 there, 7 here" in said
+    message = refused(capsys, tmp_path, *options, "--steps", "7", specs=["none"])
+    assert "steps 6 there, 7 here" in message
 
 
 # ------------------------------------------------------------------ training goes on, protocols
@@ -217,13 +217,13 @@ def test_rows_before_and_after_the_training_goes_on(finished):
         "sliding:16/8": {"protocol": "sliding", "window": 16, "stride": 8},
         "blocks:8": {"protocol": "blocks", "window": 8},
     }
-    for folder, found in cases.items():
+    for folder, result in cases.items():
         model = load_model(folder, "rope:type=yarn,factor=2")
-        assert found["perplexity"] == found["protocols"]["whole"]
+        assert result["perplexity"] == result["protocols"]["whole"]
         for name, options in protocols.items():
             for length in (16, 32):
                 value = perplexity(model, held_out(), length, **options)
-                assert found["protocols"][name][str(length)] == pytest.approx(value, rel=1e-6)
+                assert result["protocols"][name][str(length)] == pytest.approx(value, rel=1e-6)
     assert run["before"]["perplexity"] != run["perplexity"]
 
 
@@ -233,10 +233,10 @@ def test_mean_and_spread(finished):
     assert list(by_name) == GOING_ON
     for spec, entry in by_name.items():
         assert entry["seeds"] == 2
-        for length, found in entry["perplexity"].items():
+        for length, result in entry["perplexity"].items():
             values = [r["perplexity"][length] for r in runs(finished) if r["encoding"] == spec]
-            assert found["mean"] == statistics.fmean(values)
-            assert found["std"] == statistics.stdev(values)
+            assert result["mean"] == statistics.fmean(values)
+            assert result["std"] == statistics.stdev(values)
 
 
 def test_the_report_shows_all_of_it(finished):
@@ -257,9 +257,9 @@ def test_bands_on_the_way_before_and_at_the_end(finished):
     report = (finished / "report.md").read_text()
     heads = "predicted j* | 1.1 j* | step 4 | step 8 | before the training on 32 | at the end"
     assert f"| encoding | {heads} |" in report
-    found = [run for run in runs(finished) if run["encoding"] == "rope"]
+    rows = [run for run in runs(finished) if run["encoding"] == "rope"]
     bands = [[*run["before"]["bands"]["steps"].values(), run["before"]["bands"]["key"],
-              run["bands"]["key"]] for run in found]  # fmt: skip
+              run["bands"]["key"]] for run in rows]  # fmt: skip
     cells = [
         f"{statistics.fmean(x):.2f} ±{statistics.stdev(x):.2f}" for x in zip(*bands, strict=True)
     ]
@@ -374,7 +374,7 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "whom", "status", "said"),
+    ("number", "whom", "status", "message"),
     [
         (signal.SIGKILL, "command", -signal.SIGKILL, None),
         (signal.SIGINT, "command", 130, "wavepe compare: interrupted; to resume: "),
@@ -382,14 +382,14 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
          "work is kept: to continue, give the same command again"),
     ],
 )  # fmt: skip
-def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, status, said):
+def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, status, message):
     done, workers = forking(
         arguments(text(), tmp_path, "--jobs", "2"), "results.json", number, whom
     )
     assert done.returncode == status
     assert "Traceback" not in done.stderr
-    if said is not None:
-        assert said in done.stderr.splitlines()[-1]
+    if message is not None:
+        assert message in done.stderr.splitlines()[-1]
     assert gone(workers)
     assert 0 < len(runs(tmp_path)) < len(SPECS)
     assert compare(tmp_path) == 0
@@ -402,11 +402,11 @@ def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):
     line = arguments(text(), tmp_path, *options, "--jobs", "2", steps=100_000)
     _, workers = forking(line, "checkpoints/*-step10", signal.SIGKILL, "alone")
     try:
-        said = refused(capsys, tmp_path, *options, steps=1)
+        message = refused(capsys, tmp_path, *options, steps=1)
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
-    assert "another process is writing there" in said
+    assert "another process is writing there" in message
     assert gone(workers)
     states = (tmp_path / "training").glob("*.pt")
     assert 10 <= max(torch.load(state, weights_only=True)["step"] for state in states) < 100_000

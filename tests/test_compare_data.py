@@ -225,11 +225,11 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, part):
 
     monkeypatch.setattr(type(TASKS["keys"]), "examples", noted)
     settings = SimpleNamespace(task="keys", lengths=(96, 300), eval_bytes=1)
-    found = evaluation._answers(Knowing(), TEXT, settings, CPU)
+    figures = evaluation._answers(Knowing(), TEXT, settings, CPU)
     accuracy = {"all": 1.0, "first": 0.5}.get(part, 0.0)
-    assert found["accuracy"] == {"96": accuracy, "300": accuracy}
+    assert figures["accuracy"] == {"96": accuracy, "300": accuracy}
     expected = math.exp({"all": 0, "none": 100}.get(part, 50))
-    assert found["perplexity"]["300"] == pytest.approx(expected, rel=1e-4)
+    assert figures["perplexity"]["300"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_loss_beyond_all_numbers_is_infinite(torch):
@@ -243,5 +243,5 @@ def test_a_loss_beyond_all_numbers_is_infinite(torch):
             return SimpleNamespace(logits=logits)
 
     settings = SimpleNamespace(task="needle", lengths=(24,), eval_bytes=1)
-    found = evaluation._answers(Wrong(), TEXT, settings, CPU)
-    assert found == {"perplexity": {"24": math.inf}, "accuracy": {"24": 0.0}}
+    figures = evaluation._answers(Wrong(), TEXT, settings, CPU)
+    assert figures == {"perplexity": {"24": math.inf}, "accuracy": {"24": 0.0}}

@@ -59,10 +59,10 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch, bu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built)
     out = tmp_path / "out"
-    said = refused(capsys, out, "--device", "cuda")
-    assert "--device cuda: needs a GPU" in said
-    assert "torch.cuda.is_available() is False" in said
-    assert f"torch.version.cuda is {built}" in said
+    message = refused(capsys, out, "--device", "cuda")
+    assert "--device cuda: needs a GPU" in message
+    assert "torch.cuda.is_available() is False" in message
+    assert f"torch.version.cuda is {built}" in message
     assert "'tpu'" in refused(capsys, out, "--device", "tpu")
     assert not out.exists()
 
@@ -209,8 +209,8 @@ def test_going_on_with_another_device_is_told_and_recorded(tmp_path, capsys, mon
     assert compare(tmp_path, "--device", order[0], **ONE) == 130
     assert f"--device {order[0]}" in capsys.readouterr().err  # of the advice how to resume
     assert compare(tmp_path, "--device", order[1], **ONE) == 0
-    said = capsys.readouterr().err
-    assert f"none: began on {labels[0]}, continues on {labels[1]}: figures may differ" in said
+    message = capsys.readouterr().err
+    assert f"none: began on {labels[0]}, continues on {labels[1]}: figures may differ" in message
     environment = results(tmp_path)["environment"]
     assert environment["models"]["checkpoints/none-seed0"]["devices"] == labels
     assert environment["devices"] == [labels[1]]
@@ -258,6 +258,6 @@ def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):
         )
 
     monkeypatch.setattr(loop, "_train_step", full)
-    said = refused(capsys, tmp_path, "--quiet", code=1)
-    assert "out of memory on the GPU (asked for 20.50 GiB); lower --batch, " in said
-    assert "--lengths" in said
+    message = refused(capsys, tmp_path, "--quiet", code=1)
+    assert "out of memory on the GPU (asked for 20.50 GiB); lower --batch, " in message
+    assert "--lengths" in message

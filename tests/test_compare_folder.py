@@ -167,8 +167,8 @@ FOREIGN = [
 def test_foreign_files_are_never_touched(tmp_path, capsys, name, content):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(content)
-    said = refused(capsys, tmp_path)
-    assert f"--out {tmp_path}" in said or f"cannot read {tmp_path}" in said
+    message = refused(capsys, tmp_path)
+    assert f"--out {tmp_path}" in message or f"cannot read {tmp_path}" in message
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert (tmp_path / name).read_text() == content
 
@@ -200,8 +200,8 @@ def test_the_model_of_another_spec_is_not_taken(tmp_path, capsys):
     facts = json.loads(trained_as.read_text())
     for wrong in ({**facts, "spec": "lin:slope=-0.5"}, {**facts, "seed": 1}, [], {}):
         trained_as.write_text(json.dumps(wrong))
-        said = refused(capsys, tmp_path, **args)
-        assert "should hold the model trained as lin:slope=0.5 with seed 0" in said
+        message = refused(capsys, tmp_path, **args)
+        assert "should hold the model trained as lin:slope=0.5 with seed 0" in message
     trained_as.unlink()
     assert "remove that folder" in refused(capsys, tmp_path, **args)
 
@@ -226,8 +226,8 @@ def test_the_state_of_another_training_is_not_taken(tmp_path, capsys, monkeypatc
     path = tmp_path / "training" / "none-seed0.pt"
     state = torch.load(path, weights_only=True)
     torch.save({**state, "spec": "alibi"}, path)
-    said = refused(capsys, tmp_path, "--quiet", code=1, **ONE)
-    assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in said
+    message = refused(capsys, tmp_path, "--quiet", code=1, **ONE)
+    assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in message
     path.unlink()
     assert compare(tmp_path, "--quiet", **ONE) == 0
 
@@ -239,12 +239,12 @@ def test_a_checkpoint_that_lacks_a_tensor_or_its_end(copy, capsys):
     tensors = safetensors.torch.load(model.read_bytes())
     del tensors["model.layers.0.self_attn.k_proj.weight"]
     safetensors.torch.save_file(tensors, model, {"format": "pt"})
-    said = refused(capsys, copy, "--quiet", code=1, **TWO)
-    assert "lack model.layers.0.self_attn.k_proj.weight" in said
+    message = refused(capsys, copy, "--quiet", code=1, **TWO)
+    assert "lack model.layers.0.self_attn.k_proj.weight" in message
     model.write_bytes(model.read_bytes()[:99])
-    said = refused(capsys, copy, "--quiet", code=1, **TWO)
-    assert f"cannot load {model.parent}" in said
-    assert "remove" in said
+    message = refused(capsys, copy, "--quiet", code=1, **TWO)
+    assert f"cannot load {model.parent}" in message
+    assert "remove" in message
     shutil.rmtree(model.parent)
     assert compare(copy, **TWO) == 0
     assert figures(copy) == figures(trained(**TWO))
@@ -263,8 +263,8 @@ def test_what_other_settings_made_is_not_taken(tmp_path, capsys, monkeypatch, wh
     else:
         shutil.copytree(outs[0] / what, outs[1] / what, dirs_exist_ok=True)
     code = 1 if what == "training" else 2
-    said = refused(capsys, outs[1], "--quiet", "--lr", "0.02", code=code, **ONE)
-    assert "of another comparison" in said or "belongs to another comparison" in said
+    message = refused(capsys, outs[1], "--quiet", "--lr", "0.02", code=code, **ONE)
+    assert "of another comparison" in message or "belongs to another comparison" in message
 
 
 # ------------------------------------------------------------------ --import
@@ -315,8 +315,8 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
     finished = (out / "results.json").read_bytes()
     (out / "perplexity.png").unlink()
     forget_registrations(monkeypatch)
-    said = refused(capsys, out, **CUSP)
-    assert "was begun with --import own wavelet.py: give it again" in said
+    message = refused(capsys, out, **CUSP)
+    assert "was begun with --import own wavelet.py: give it again" in message
     monkeypatch.chdir(tmp_path)  # the same file by another path
     assert compare(out, "--import", "own wavelet.py", **CUSP) == 0
     assert (out / "results.json").read_bytes() == finished
@@ -329,8 +329,8 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
 
 def test_a_folder_without_imports_stays_as_it_was(wavelet, copy, capsys):
     assert "imports" not in json.loads((copy / "settings.json").read_text())
-    said = refused(capsys, copy, "--import", wavelet, **TWO)
-    assert "imports not given there, own_wavelet.py" in said
+    message = refused(capsys, copy, "--import", wavelet, **TWO)
+    assert "imports not given there, own_wavelet.py" in message
 
 
 @pytest.mark.parametrize(

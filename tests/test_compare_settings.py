@@ -159,7 +159,7 @@ NO_PROTOCOLS = {
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         *((["--encodings", text], f"--encodings {text}: ") for text in NO_ROWS),
         (["--encodings", "binary", "--head-dim", "2"], r"positions must be below 2\^8, got 1023"),
@@ -182,11 +182,11 @@ NO_PROTOCOLS = {
         (["--preset", "tasks", "--task", "keys"], "--task: --preset tasks compares several"),
     ],
 )
-def test_what_does_not_go_together(words, said):
+def test_what_does_not_go_together(words, message):
     with pytest.raises(UsageError) as caught:
         settings(*words)
-    said = re.sub("--([a-z-]+)", lambda match: f"`{match[1].replace('-', '_')}`", said)
-    assert re.search(said, str(caught.value))
+    message = re.sub("--([a-z-]+)", lambda match: f"`{match[1].replace('-', '_')}`", message)
+    assert re.search(message, str(caught.value))
     assert "--" not in str(caught.value)  # arguments of a function
     assert settings("--encodings", "none/shaw", "--finetune", "256").finetune == 256
 
@@ -234,9 +234,9 @@ def test_short_empty_and_unreadable_text(out, tmp_path, capsys):
     short = tmp_path / "short.txt"
     for size in (0, 1, 32, 48):  # held out 32, so 17 too few to train on
         short.write_bytes(b"a" * size)
-        said = refused(capsys, out, data=short)
-        assert "too short" in said, size
-        assert "needs at least 32 held out and 17 others" in said, size
+        message = refused(capsys, out, data=short)
+        assert "too short" in message, size
+        assert "needs at least 32 held out and 17 others" in message, size
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "binary").write_bytes(b"\0" * 9999)

@@ -32,8 +32,8 @@ def test_build_info_says_what_was_compiled():
 @pytest.mark.skipif(not shutil.which("readelf"), reason="no readelf")
 def test_nothing_of_cuda_is_needed_to_import():
     words = ["readelf", "--dynamic", _torch.__file__]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    needed = re.findall(r"NEEDED.*\[(.*)\]", said)
+    message = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.*)\]", message)
     assert needed
     assert not [name for name in needed if re.search("cuda|nv", name)], needed
 

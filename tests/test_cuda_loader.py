@@ -92,7 +92,7 @@ def test_the_context_that_torch_has_made_current(program):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("cuDeviceGet", "cuDeviceGet: made to fail (CUDA error 999)"),
         ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain: made to fail"),
@@ -105,18 +105,20 @@ def test_the_context_that_torch_has_made_current(program):
         ("aoti_torch_get_current_cuda_stream", "torch has no current stream"),
     ],
 )
-def test_what_fails_is_said_and_tried_again(program, function, said):
+def test_what_fails_is_said_and_tried_again(program, function, message):
     printed = program(0, 0, FAKE_FAIL=function)
-    assert sum(line.startswith(f"error: wavepe: {said}") for line in printed) == 2, printed
+    assert sum(line.startswith(f"error: wavepe: {message}") for line in printed) == 2, printed
     if function != "cuCtxPushCurrent_v2":
         assert printed.count("pop") == sum(line.startswith("push") for line in printed)
 
 
 def test_without_a_driver(program):
-    (*_, said) = program(0, program="driverless")
-    assert said.startswith("error: wavepe: no CUDA driver: libnowhere.so.1: cannot open")
+    (*_, message) = program(0, program="driverless")
+    assert message.startswith("error: wavepe: no CUDA driver: libnowhere.so.1: cannot open")
 
 
 def test_a_build_without_kernels(program):
-    (*_, said) = program(0, program="empty")
-    assert said.startswith("error: wavepe: this build holds no CUDA kernels, as there was no nvcc")
+    (*_, message) = program(0, program="empty")
+    assert message.startswith(
+        "error: wavepe: this build holds no CUDA kernels, as there was no nvcc"
+    )

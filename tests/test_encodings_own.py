@@ -328,20 +328,20 @@ def test_names_that_cannot_be_parts(own, name):
 
 @pytest.mark.parametrize("spec", ["edged", "edged+alibi", "edged+t5", "edged+sandwich"])
 @pytest.mark.parametrize(
-    ("found", "error", "message"),
+    ("returned", "error", "message"),
     [
         ((np.zeros((2, 3)), 0, "Edge"), ValueError, "beyond 'zero' or 'edge', got beyond='Edge'"),
         ((np.zeros((2, 3)), 0.5, "edge"), TypeError, "an integer first, got first=0.5"),
         ((np.zeros((1, 3)), 0, "edge"), ValueError, r"of shape \(2, w\), got \(1, 3\)"),
     ],
 )
-def test_wrong_rows_are_refused(own, spec, found, error, message):
+def test_wrong_rows_are_refused(own, spec, returned, error, message):
     """Alone and in sums, which would broadcast them."""
     pytest.importorskip("torch")
     from wavepe.nn import Attention
 
     register_encoding(
-        type("Edged", (Encoding,), {"name": "edged", "bias": lambda self, *_, **__: found})
+        type("Edged", (Encoding,), {"name": "edged", "bias": lambda self, *_, **__: returned})
     )
     with pytest.raises(error, match=message):
         Attention(spec, 8, 2)

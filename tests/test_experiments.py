@@ -40,12 +40,12 @@ def test_a_call_gives_the_figures_of_the_command(tmp_path, capfd):
 
 def test_wrong_arguments_name_the_argument(tmp_path):
     out = tmp_path / "out"
-    for wrong, said in (
+    for wrong, message in (
         ({"lr": 0}, "^`lr` 0: needs a positive number"),
         ({"preset": "Wavelets"}, r"`preset` Wavelets: needs .*, did you mean 'wavelet'\?"),
         ({"encodings": []}, "^`encodings`: needs at least one"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             compare(**{"encodings": "none", "out": out, **TINY, **wrong})
     assert not out.exists()
     with pytest.raises(ValueError, match=r"^`data` '': no such file"):

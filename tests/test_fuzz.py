@@ -66,13 +66,13 @@ def wrong_rope(monkeypatch):
 def test_a_failure_says_what_repeats_it(wrong_rope):
     with pytest.raises(fuzz.Failure) as caught:
         fuzz.make_calls("rope", range(20), seed="failing")
-    said = str(caught.value)
-    assert "on portable: AssertionError" in said
-    assert re.search(r"^    x = float\d\d\(.*\) strides", said, re.M)
-    number = re.search(r"again: python tests/fuzz.py --seed failing --call rope:(\d+)", said)[1]
+    message = str(caught.value)
+    assert "on portable: AssertionError" in message
+    assert re.search(r"^    x = float\d\d\(.*\) strides", message, re.M)
+    number = re.search(r"again: python tests/fuzz.py --seed failing --call rope:(\d+)", message)[1]
     with pytest.raises(fuzz.Failure) as again:
         fuzz.make_call("rope", int(number), "failing")
-    assert str(again.value) == said
+    assert str(again.value) == message
 
 
 def test_an_accepted_bad_argument_is_a_failure(monkeypatch):
@@ -115,6 +115,6 @@ def test_a_crash_says_which_call_it_was(monkeypatch, capfd):
     count, failures = fuzz.run_workers("7", ["rope"], 60, 1)
     assert failures == 2
     assert count["rope"] == 4
-    said = capfd.readouterr().out
-    assert "FAILED rope:2: the process ended with 9" in said
-    assert "--seed 7 --call rope:5" in said
+    message = capfd.readouterr().out
+    assert "FAILED rope:2: the process ended with 9" in message
+    assert "--seed 7 --call rope:5" in message

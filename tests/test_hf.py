@@ -144,11 +144,11 @@ def test_scores_of_bfloat16_are_added_up_in_float32():
 @pytest.mark.parametrize("spec", every_second(EACH, 1))
 def test_weights_and_what_a_later_token_changes(spec):
     model, ids = patched(spec), tokens(1, 2 * LENGTH)
-    found = model(ids, output_attentions=True, output_hidden_states=True)
+    output = model(ids, output_attentions=True, output_hidden_states=True)
     wanted, weights = reference(model, ids[0], spec)
-    assert close(found.logits[0].detach(), wanted)
-    assert close(torch.cat(found.attentions).detach(), weights)
-    assert len(found.hidden_states) == 3
+    assert close(output.logits[0].detach(), wanted)
+    assert close(torch.cat(output.attentions).detach(), weights)
+    assert len(output.hidden_states) == 3
     other = ids.clone()
     other[0, 20:] = tokens(1, 2 * LENGTH, seed=5)[0, 20:]
     before, after = logits(model, ids), logits(model, other)
@@ -171,13 +171,13 @@ def test_a_ragged_batch_equals_its_rows(spec, side):
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     given = logits(model, ids, attention_mask=mask, position_ids=positions)
     # Relative encodings need no positions, and absolute ones find them in the mask.
-    found = logits(model, ids, attention_mask=mask)
+    output = logits(model, ids, attention_mask=mask)
     for row, kept in enumerate(mask.bool()):
         wanted = reference(model, ids[row][kept], spec)[0]
         assert close(given[row][kept], wanted)
-        assert close(found[row][kept], wanted)
+        assert close(output[row][kept], wanted)
     with_weights = logits(model, ids, attention_mask=mask, output_attentions=True)
-    assert close(with_weights[mask.bool()], found[mask.bool()], 1e-5)
+    assert close(with_weights[mask.bool()], output[mask.bool()], 1e-5)
     assert torch.isfinite(given).all()
     assert torch.isfinite(with_weights).all()
 
@@ -353,14 +353,14 @@ def test_generation_with_and_without_a_cache(way, spec):
     options = {"attention_mask": mask, "max_new_tokens": LENGTH - 9, "do_sample": False}
     wanted = model.generate(ids, **options, use_cache=False, num_beams=how.get("num_beams", 1))
     try:
-        found = model.generate(ids, **options, **how)
+        output = model.generate(ids, **options, **how)
     except ValueError as error:  # of transformers 5.0, which makes no cache for these chunks
         if "prefill chunking without a cache" not in str(error):
             raise
         with pytest.raises(ValueError, match=str(error)):
             tiny().generate(ids, **options, **how)
         pytest.skip(f"a stock model says so too: {error}")
-    assert torch.equal(found, wanted)
+    assert torch.equal(output, wanted)
     assert wanted.shape == (2, LENGTH)
 
 

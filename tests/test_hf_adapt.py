@@ -64,10 +64,10 @@ def adapt(model, spec=SPEC, **options):
 )
 def test_recipes(name, spec, length, wanted, transfers):
     """A pair with 6 turns in `length` tokens stays: two of four turn in 6.3 and 62.8 tokens."""
-    found = recipes.choose(name, spec, families.decoder(stock()), length)
-    assert (found.encoding, found.transfers) == (wavepe.encoding(wanted), transfers)
-    assert [found.transfer(n) for n in (10, 1000)] == ([3, 30] if transfers else [0, 0])
-    assert found.why.startswith(name)
+    recipe = recipes.choose(name, spec, families.decoder(stock()), length)
+    assert (recipe.encoding, recipe.transfers) == (wavepe.encoding(wanted), transfers)
+    assert [recipe.transfer(n) for n in (10, 1000)] == ([3, 30] if transfers else [0, 0])
+    assert recipe.why.startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_recipes(name, spec, length, wanted, transfers):
 )
 def test_auto_keeps_pairs_of_a_plain_rotation(source, wanted):
     """Also of one that names its own base; of one that rotates a fraction, all its pairs."""
-    found = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
-    assert found.encoding == wavepe.encoding(wanted)
+    recipe = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
+    assert recipe.encoding == wavepe.encoding(wanted)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
         rope["original_max_position_embeddings"] = 8192
     config = tiny_config(max_position_embeddings=32768, rope_parameters=rope)
     model = tiny(config=config)
-    found = recipes.choose("auto", "alibi", families.decoder(model), 512)
-    assert found.encoding == wavepe.encoding(wanted)
-    assert (f"scales its fast pairs, too (rope_type {kind})" in found.why) == (wanted == "alibi")
-    wavepe.hf.patch(model, found.encoding)
+    recipe = recipes.choose("auto", "alibi", families.decoder(model), 512)
+    assert recipe.encoding == wavepe.encoding(wanted)
+    assert (f"scales its fast pairs, too (rope_type {kind})" in recipe.why) == (wanted == "alibi")
+    wavepe.hf.patch(model, recipe.encoding)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
 def test_auto_says_why_it_keeps_nothing(family, why):
     if family not in families.FAMILIES:
         pytest.skip(f"this transformers has no {family}")
-    found = recipes.choose("auto", "alibi", families.decoder(build(family)), 512)
-    assert (found.encoding, why in found.why) == (wavepe.encoding("alibi"), True)
+    recipe = recipes.choose("auto", "alibi", families.decoder(build(family)), 512)
+    assert (recipe.encoding, why in recipe.why) == (wavepe.encoding("alibi"), True)
 
 
 @pytest.mark.parametrize(("pairs", "turning"), [(12, 1), (12, 4), (12, 12), (44, 15), (49, 1)])
@@ -299,8 +299,8 @@ def test_two_processes(before, tmp_path):
     (tmp_path / "two.py").write_text(before + ADAPT)
     output("one.py", "one", cwd=tmp_path)
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", 2]
-    said = output(*launch, "two.py", "two", cwd=tmp_path)
-    assert ("0 sharded" in said) == (before == "")
+    message = output(*launch, "two.py", "two", cwd=tmp_path)
+    assert ("0 sharded" in message) == (before == "")
     one, two = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for name in ("one", "two")

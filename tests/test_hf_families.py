@@ -82,9 +82,9 @@ def test_values(spec, family):
     with torch.no_grad():
         wanted, weights = reference(ids)
         assert close(logits(model, ids), wanted, FLOAT32)
-        found = model(ids, output_attentions=True, use_cache=False)
-        assert close(found.logits, wanted, FLOAT32)
-        for got, layer in zip(found.attentions, weights, strict=True):
+        output = model(ids, output_attentions=True, use_cache=False)
+        assert close(output.logits, wanted, FLOAT32)
+        for got, layer in zip(output.attentions, weights, strict=True):
             if not sinks:  # they have a share, too
                 assert (got.sum(-1) - 1).abs().max() < 1e-6  # rounding of 20 shares
             assert close(got, layer, FLOAT32)
@@ -93,8 +93,8 @@ def test_values(spec, family):
         assert close(logits(model, ids, **of_padding(family))[kept], wanted[kept], FLOAT32)
         numbers, positions = sequences()
         wanted, _ = reference(ids, segments=numbers)
-        found = logits(model, ids, position_ids=positions, use_cache=False)
-        assert close(found, wanted, FLOAT32)
+        output = logits(model, ids, position_ids=positions, use_cache=False)
+        assert close(output, wanted, FLOAT32)
 
 
 @each_family
@@ -194,11 +194,11 @@ def test_bfloat16(family):
     model, ids = build(family), tokens(2, LENGTH)
     wavepe.hf.patch(model, "wavelet:scales=4")
     wanted = logits(model, ids, attention_mask=padding())
-    found = logits(model.bfloat16(), ids, attention_mask=padding())
-    assert found.dtype == torch.bfloat16
-    assert found.isfinite().all()
+    output = logits(model.bfloat16(), ids, attention_mask=padding())
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
     # 8 bits, a dozen roundings a layer, and a softmax that multiplies them.
-    assert close(found.float()[padding().bool()], wanted[padding().bool()], 0.1)
+    assert close(output.float()[padding().bool()], wanted[padding().bool()], 0.1)
 
 
 @each_family
@@ -265,8 +265,8 @@ def test_padding_packing_and_generation(family, registered):
     assert close(logits(model, IDS, **packed), logits(stock, IDS, **packed), 1e-4)
     how = {"max_new_tokens": 8, "do_sample": False, "attention_mask": mask, "disable_compile": True}
     for cache in ({}, {"cache_implementation": "static"}):
-        found = model.generate(IDS, **how, **cache)
-        assert torch.equal(found, stock.generate(IDS, **how, **cache))
+        output = model.generate(IDS, **how, **cache)
+        assert torch.equal(output, stock.generate(IDS, **how, **cache))
 
 
 @pytest.mark.skipif("gpt_oss" not in FAMILIES, reason="a newer transformers has it")

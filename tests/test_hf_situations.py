@@ -137,8 +137,8 @@ def test_left_padding(model):
     if not KINDS[model.config.model_type].scales_queries:
         assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    found = logits(model, ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    assert close(found[kept], wanted, ROUNDING)
+    output = logits(model, ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    assert close(output[kept], wanted, ROUNDING)
     assert not close(logits(model, ids)[kept], wanted, 1e-2)
     rows = [write(model, row[seen][None], 4) for row, seen in zip(ids, kept, strict=True)]
     assert torch.equal(write(model, ids, 4, attention_mask=mask), torch.cat(rows))
@@ -149,8 +149,8 @@ def test_right_padding(model):
     ids, mask = padded("right")
     kept, wanted = mask.bool(), alone(model, ids, mask)
     for options in ({}, {"use_cache": False}):
-        found = logits(model, ids, attention_mask=mask, **options)
-        assert close(found[kept], wanted, ROUNDING)
+        output = logits(model, ids, attention_mask=mask, **options)
+        assert close(output[kept], wanted, ROUNDING)
 
 
 # ------------------------------------------------------------------ packed sequences
@@ -185,12 +185,12 @@ def test_packed(model):
     first, second = packed((5, 9, 3)), packed((10, 7))
     wanted = torch.cat([each_alone(model, ids, ends) for ids, _, ends in (first, second)])
     ids, positions = (torch.cat(both) for both in list(zip(first, second, strict=True))[:2])
-    found = logits(model, ids, position_ids=positions, use_cache=False)
-    assert close(found, wanted, ROUNDING), "packed"
+    output = logits(model, ids, position_ids=positions, use_cache=False)
+    assert close(output, wanted, ROUNDING), "packed"
     assert not close(logits(model, ids, use_cache=False), wanted, 1e-2)
     model.train()
-    found = logits(model, ids, position_ids=positions, use_cache=False)
-    assert close(found, wanted, ROUNDING)
+    output = logits(model, ids, position_ids=positions, use_cache=False)
+    assert close(output, wanted, ROUNDING)
     ids, positions, ends = first
     options = {"position_ids": positions, "use_cache": False, **flash_arguments(ends)}
     assert close(logits(model, ids, **options), wanted[:1], ROUNDING)
@@ -228,8 +228,8 @@ def fill(model, make, cuts):
     for ids, mask in ((tokens(2, 13), None), padded("left")):
         kept = (torch.ones_like(ids) if mask is None else mask).bool()
         wanted = logits(model, ids, attention_mask=mask, use_cache=False)[kept]
-        found = in_pieces(model, ids, mask, make(), cuts)
-        assert close(found[kept], wanted, ROUNDING)
+        output = in_pieces(model, ids, mask, make(), cuts)
+        assert close(output[kept], wanted, ROUNDING)
 
 
 def static(model):
@@ -238,8 +238,8 @@ def static(model):
 
 def generate_with(model, cache):
     for ids, mask in ((tokens(2, 13), None), padded("left")):
-        found = write(model, ids, attention_mask=mask, cache_implementation=cache)
-        assert torch.equal(found, write(model, ids, attention_mask=mask, use_cache=False))
+        output = write(model, ids, attention_mask=mask, cache_implementation=cache)
+        assert torch.equal(output, write(model, ids, attention_mask=mask, use_cache=False))
 
 
 @cell(WAVELET, ALIBI)
@@ -340,9 +340,9 @@ def fresh_compiler():
 def slopes(run, model, *args, **kwargs):
     """Logits, and gradients of a sum of them in which each counts."""
     model.zero_grad()
-    found = run(*args, **kwargs).logits
-    found.square().sum().backward()
-    return found.detach(), kept_gradients(model)
+    output = run(*args, **kwargs).logits
+    output.square().sum().backward()
+    return output.detach(), kept_gradients(model)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -395,5 +395,5 @@ def test_export(model):
     program = torch.export.export(model, (), options, dynamic_shapes=shapes, strict=False).module()
     for length in (2, 9, 20):
         ids = tokens(2, length)
-        found = logits(program, input_ids=ids, use_cache=False)
-        assert close(found, logits(model, ids, use_cache=False), ROUNDING)
+        output = logits(program, input_ids=ids, use_cache=False)
+        assert close(output, logits(model, ids, use_cache=False), ROUNDING)

@@ -28,8 +28,8 @@ def test_hostile_arguments(side, count):
             pytest.skip("wavepe was built without torch")
         pytest.importorskip("transformers")
     done = forked(CALLS, side, "suite", 0, count)
-    said = f"exit status {done.returncode}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, said
+    message = f"exit status {done.returncode}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, message
     made, failures = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
     assert failures == 0
     assert made > count / 2

@@ -165,9 +165,9 @@ def test_a_cached_decode_is_the_full_pass(variant, function, option, count):
         arguments = draw(generator("decode", option), Shape(2, 6, 2, n, n, 24, 9), OPTIONS[option])
         whole = function(**arguments)[:, :, -count:]
         last = {n: x[:, :, -count:] for n in ("q", "q_rel") if (x := arguments.get(n)) is not None}
-        found = function(**arguments | last)
-        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
-        assert not to_the_bit or torch.equal(found, whole), n
+        results = function(**arguments | last)
+        torch.testing.assert_close(results, whole, rtol=1e-5, atol=1e-5)
+        assert not to_the_bit or torch.equal(results, whole), n
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -179,8 +179,8 @@ def test_zones_of_a_table_have_the_bits_of_the_whole(variant, count, window):
         arguments = draw(generator("zones"), Shape(2, 6, 2, n, n, 32, 9), {"causal": True})
         options = {"p": table, "window": window}
         whole = attention(**arguments, **options)
-        found = attention(**arguments | {"q": arguments["q"][:, :, -count:]}, **options)
-        assert torch.equal(found, whole[:, :, -count:]), n
+        results = attention(**arguments | {"q": arguments["q"][:, :, -count:]}, **options)
+        assert torch.equal(results, whole[:, :, -count:]), n
 
 
 @pytest.mark.parametrize("option", [*CHOSEN, "window", "key_mask", "everything"])
@@ -228,7 +228,7 @@ def test_hidden_keys_may_hold_anything(variant, hide):
 @pytest.mark.parametrize("tables", ["shared", "zones", "of each head"])
 def test_threads_share_the_packed_table(variant, tables):
     """Key heads share a table, but not if their batch elements have other offsets."""
-    n, found = 2 * KEYS + 9, {}
+    n, results = 2 * KEYS + 9, {}
     arguments = draw(generator("share"), Shape(3, 6, 3, 2, n, 32, 9), OPTIONS["table"])
     p = torch.from_numpy(wavelets(32, n)).float()
     arguments |= {"causal": True, "offset": torch.tensor([n - 2, n - 2, n - 40])}
@@ -239,13 +239,13 @@ def test_threads_share_the_packed_table(variant, tables):
     }[tables]
     for count in (1, 2, 3, 7):
         with threads(count):
-            found[count] = attention(**arguments)
-    assert all(torch.equal(x, found[1]) for x in found.values())
+            results[count] = attention(**arguments)
+    assert all(torch.equal(x, results[1]) for x in results.values())
     for b in range(3):  # each batch element alone has the same bits
         one = arguments | {n: arguments[n][b : b + 1] for n in ("q", "k", "v", "offset")}
-        assert torch.equal(attention(**one), found[1][b : b + 1])
+        assert torch.equal(attention(**one), results[1][b : b + 1])
     for h in range(6) if tables == "of each head" else ():
         kv = slice(h // 2, h // 2 + 1)
         one = arguments | {"q": arguments["q"][:, h : h + 1], "p": arguments["p"][h]}
         one |= {name: arguments[name][:, kv] for name in ("k", "v")}
-        assert torch.equal(attention(**one), found[1][:, h : h + 1])
+        assert torch.equal(attention(**one), results[1][:, h : h + 1])

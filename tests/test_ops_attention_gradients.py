@@ -80,9 +80,9 @@ def test_through_out_and_through_lse(variant, function, option):
     arguments = draw(rng, Shape(2, 4, 2, 23, 30, 16, 12), OPTIONS[option])
     grads = incoming(rng, arguments)
     for part in ((grads[0], None), (None, grads[1])):
-        found = run(function, arguments, *part)
-        compare(found, judge(arguments, *part), F32, option)
-        assert part[0] is not None or not found["v"].any()
+        results = run(function, arguments, *part)
+        compare(results, judge(arguments, *part), F32, option)
+        assert part[0] is not None or not results["v"].any()
 
 
 def test_only_the_gradients_that_are_wanted(variant):
@@ -91,9 +91,9 @@ def test_only_the_gradients_that_are_wanted(variant):
     grads = incoming(rng, arguments)
     whole = run(attention, arguments, *grads)
     for wanted in itertools.chain(*(itertools.combinations(FLOATING, n) for n in (1, 2, 3, 4))):
-        found = run(attention, arguments, *grads, wanted=wanted)
-        assert set(found) == {"out", "lse", *wanted}
-        same(found, {name: whole[name] for name in found}, f"{wanted}")
+        results = run(attention, arguments, *grads, wanted=wanted)
+        assert set(results) == {"out", "lse", *wanted}
+        same(results, {name: whole[name] for name in results}, f"{wanted}")
     leaf = arguments["k"].clone().requires_grad_()
     out = attention(**arguments | {"k": leaf})
     out.sum().backward()

@@ -57,10 +57,10 @@ def test_what_is_hidden_does_not_leak(variant, function, value, where, option):
         clean = run(function, arguments, *grads)
         broken = arguments | {where: arguments[where].clone()}
         broken[where][:, :, token, 3] = value
-        found = run(function, broken, *grads)
+        results = run(function, broken, *grads)
         for name in ("out", "lse", "q"):
-            assert torch.equal(found[name][blind], clean[name][blind]), f"{n} {name}"
-        got, want = (x["out"] if where == "k" else x["out"][..., 3] for x in (found, clean))
+            assert torch.equal(results[name][blind], clean[name][blind]), f"{n} {name}"
+        got, want = (x["out"] if where == "k" else x["out"][..., 3] for x in (results, clean))
         if where == "v" or math.isnan(value):
             assert not (got[sees].isfinite() | (got[sees] == -value)).any()
         else:
@@ -86,8 +86,8 @@ def test_padding_of_nan(variant, function, dtype):
     clean = run(function, arguments | {"key_mask": seen}, *grads)
     for value in (nan, inf):
         broken = {n: arguments[n].masked_fill(~seen[:, None, :, None], value) for n in "qkv"}
-        found = run(function, arguments | broken | {"key_mask": seen}, *grads)
-        same(found, clean)
+        results = run(function, arguments | broken | {"key_mask": seen}, *grads)
+        same(results, clean)
     for name in "kv":
         assert not clean[name].mT[~seen[:, None, None].expand(clean[name].mT.shape)].any()
 
@@ -108,10 +108,10 @@ def spoilt(option, name, n):
     """Return arguments and gradients with NaN in a row of one of them, and the oracle's results."""
     rng = generator("spoilt", option)
     arguments = draw(rng, Shape(1, 2, 1, n, n, 8, 8), OPTIONS[option])
-    given = arguments | dict(zip(("grad_out", "grad_lse"), incoming(rng, arguments), strict=True))
-    given[name][(..., 3) if name in ("grad_lse", "bias") else (..., 3, slice(None))] = nan
-    grads = given.pop("grad_out"), given.pop("grad_lse")
-    return given, grads, judge(given, *grads)
+    args = arguments | dict(zip(("grad_out", "grad_lse"), incoming(rng, arguments), strict=True))
+    args[name][(..., 3) if name in ("grad_lse", "bias") else (..., 3, slice(None))] = nan
+    grads = args.pop("grad_out"), args.pop("grad_lse")
+    return args, grads, judge(args, *grads)
 
 
 @each_function
@@ -125,14 +125,14 @@ def test_nan_and_inf_reach_what_reads_them(variant, function, option, name, valu
     In backward the composition lets NaN go further.
     """
     for n in (9, 100):
-        given, grads, exact = spoilt(option, name, n)
-        given = {n: x.nan_to_num(value) if torch.is_tensor(x) else x for n, x in given.items()}
+        args, grads, exact = spoilt(option, name, n)
+        args = {n: x.nan_to_num(value) if torch.is_tensor(x) else x for n, x in args.items()}
         grads = [x.nan_to_num(value) for x in grads]
-        found = run(function, given, *(() if function is composed else grads))
+        results = run(function, args, *(() if function is composed else grads))
         if value == inf:
-            reached = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in found}
-            found = {name: x.masked_fill(reached[name], nan) for name, x in found.items()}
-        compare(found, exact, F32, f"{n}")
+            reached = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in results}
+            results = {name: x.masked_fill(reached[name], nan) for name, x in results.items()}
+        compare(results, exact, F32, f"{n}")
 
 
 @each_function
@@ -160,16 +160,16 @@ def test_a_bias_of_minus_infinity_hides(variant, function, option):
         first = arguments.get("bias_first", 0)
         arguments["bias"] = arguments["bias"].clone()
         arguments["bias"][:, 3 - first] = -inf
-        found = run(function, arguments, *grads)
-        assert not found["bias"][:, 3 - first].any()
-        assert all(x.isfinite().all() for x in found.values())
+        results = run(function, arguments, *grads)
+        assert not results["bias"][:, 3 - first].any()
+        assert all(x.isfinite().all() for x in results.values())
         if "softcap" in arguments:
             continue
         row = torch.arange(n)
         seen = (row[:, None] - row != 3)[None, None]
         arguments["bias"][:, 3 - first] = 0
         want = run(function, arguments | {"mask": seen}, *grads)
-        for name, x in found.items():
+        for name, x in results.items():
             torch.testing.assert_close(x, want[name])
 
 
@@ -187,11 +187,11 @@ def test_large_logits(variant, function, size):
         k[..., 0] = torch.linspace(-size, size, n)
         arguments |= {"q": torch.full((1, 2, n, 16), 4.0), "k": k}
         grads = incoming(rng, arguments)
-        found = run(function, arguments, *grads)
+        results = run(function, arguments, *grads)
         want = arguments["v"][:, :, -1:].expand(1, 2, n, 8)
-        torch.testing.assert_close(found["out"], want, rtol=1e-6, atol=0)
-        torch.testing.assert_close(found["lse"], torch.full((1, 2, n), size), rtol=1e-6, atol=0)
-        assert all(x.isfinite().all() for x in found.values())
+        torch.testing.assert_close(results["out"], want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(results["lse"], torch.full((1, 2, n), size), rtol=1e-6, atol=0)
+        assert all(x.isfinite().all() for x in results.values())
 
 
 @pytest.mark.parametrize("option", ["plain", "edge", "slopes"])
@@ -212,9 +212,9 @@ def test_ends_of_low_precision(variant, function, dtype):
         k = torch.full((1, 1, n, 64), 6e4, dtype=dtype)
         v = torch.full((1, 1, n, 8), 65504.0, dtype=dtype)
         v[..., 4:] = 2.0**-24  # the smallest subnormal of float16
-        found = run(function, {"q": q, "k": k, "v": v}, torch.full_like(v, 2.0**-14), None)
-        torch.testing.assert_close(found["out"], v, rtol=2.0**-8, atol=0)
-        assert all(x.isfinite().all() for x in found.values())
+        results = run(function, {"q": q, "k": k, "v": v}, torch.full_like(v, 2.0**-14), None)
+        torch.testing.assert_close(results["out"], v, rtol=2.0**-8, atol=0)
+        assert all(x.isfinite().all() for x in results.values())
 
 
 @each_function
@@ -224,9 +224,9 @@ def test_scores_of_minus_infinity_and_far_below(variant, function):
     arguments = draw(rng, Shape(1, 1, 1, 8, 8, 4, 4), {"causal": False, "scale": 1.0})
     arguments["q"] = torch.full((1, 1, 8, 4), -1e18)
     arguments["k"] = torch.ones(1, 1, 8, 4) * 1e18
-    found = run(function, arguments, *incoming(rng, arguments))
-    torch.testing.assert_close(found["out"], arguments["v"].mean(2, True).expand(1, 1, 8, 4))
-    torch.testing.assert_close(found["lse"], torch.full((1, 1, 8), -4e36))
+    results = run(function, arguments, *incoming(rng, arguments))
+    torch.testing.assert_close(results["out"], arguments["v"].mean(2, True).expand(1, 1, 8, 4))
+    torch.testing.assert_close(results["lse"], torch.full((1, 1, 8), -4e36))
 
 
 def test_slopes_of_far_positions(variant):
@@ -275,9 +275,9 @@ def test_zones(variant, dtype, beyond, first):
 
             grads = incoming(rng, arguments)
             wanted = [name for name in FLOATING if name != "p"]
-            found = run(with_zones, arguments | options, *grads, wanted=wanted)
+            results = run(with_zones, arguments | options, *grads, wanted=wanted)
             exact = judge(arguments | options | {"p": rows}, *grads)
-            compare(found, exact, dtype, f"{shape} {first} {beyond}")
+            compare(results, exact, dtype, f"{shape} {first} {beyond}")
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, *LOW])
@@ -292,12 +292,12 @@ def test_relative_table_of_wavelets(variant, dtype):
         for shape in (Shape(1, 2, 1, 200, 300, d, d), Shape(2, 2, 1, 1, 300, d, d)):
             arguments = draw(rng, shape, {"causal": causal}, dtype)
             grads = incoming(rng, arguments)
-            found = run(attention, arguments | {"p": constant}, *grads, wanted=("q", "k", "v"))
+            results = run(attention, arguments | {"p": constant}, *grads, wanted=("q", "k", "v"))
             table = torch.from_numpy(p) if dtype == F64 else torch.from_numpy(p).to(dtype)
             exact = judge(arguments | {"p": table, "first": first}, *grads)
             if dtype in LOW:  # zones round C and U, the table its rows: a rounding of the largest
-                for name, got in found.items():
+                for name, got in results.items():
                     error = largest(got.double().numpy() - exact.values[name])
                     assert error <= 2 * UNITS[dtype] * largest(exact.values[name]), name
                 continue
-            compare(found, exact, dtype)
+            compare(results, exact, dtype)

@@ -28,27 +28,27 @@ def is_private(name):
 
 def private_names(source):
     """Private names of torch that a module reads: imported, by a dot, or by getattr."""
-    tree, of_torch, found = ast.parse(source), {"torch"}, []
+    tree, of_torch, names_read = ast.parse(source), {"torch"}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             aliases = [a for a in node.names if a.name.split(".")[0] == "torch"]
-            found += [a.name for a in aliases if any(map(is_private, a.name.split(".")))]
+            names_read += [a.name for a in aliases if any(map(is_private, a.name.split(".")))]
             of_torch |= {a.asname for a in aliases if a.asname}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             names = [f"{node.module}.{a.name}" for a in node.names]
-            found += [name for name in names if any(map(is_private, name.split(".")))]
+            names_read += [name for name in names if any(map(is_private, name.split(".")))]
             of_torch |= {a.asname or a.name for a in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             base = ast.unparse(node.value)
             inside = base.split(".")[0] in of_torch or (base != "self" and node.attr in KEEPERS)
-            found += [f"{base}.{node.attr}"] if inside else []
+            names_read += [f"{base}.{node.attr}"] if inside else []
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
             base, name = ast.unparse(node.args[0]), node.args[1]
             if isinstance(name, ast.Constant) and is_private(name.value):
                 inside = base.split(".")[0] in of_torch or name.value in KEEPERS
-                found += [f"{base}.{name.value}"] if inside else []
-    return found
+                names_read += [f"{base}.{name.value}"] if inside else []
+    return names_read
 
 
 def test_one_module_reads_private_names():

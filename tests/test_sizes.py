@@ -29,8 +29,8 @@ def test_sizes_that_no_memory_holds(side):
     needs(side)
     done = run(CALLS, side, 16, SIDES[side])
     *calls, summary = done.stdout.splitlines() or [""]
-    said = f"exit status {done.returncode}, last call:\n{summary}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, said
+    message = f"exit status {done.returncode}, last call:\n{summary}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, message
     drawn = dict(pair.split("=") for pair in summary.split()[1:])
     assert min(map(int, drawn.values())) >= 10, summary
     assert len(calls) > SIDES[side] / 3
@@ -167,9 +167,9 @@ for call in sys.argv[1:]:
 def test_out_of_memory_says_in_which_operator_and_for_how_much(torch):
     calls = [(name, call) for name, calls in OUT_OF_MEMORY.items() for call in calls]
     done = run("-c", NAMED, *(call for _, call in calls))
-    said = done.stdout.splitlines()
-    assert len(said) == len(calls), done.stdout + done.stderr
-    for (name, call), text in zip(calls, said, strict=True):
+    message = done.stdout.splitlines()
+    assert len(message) == len(calls), done.stdout + done.stderr
+    for (name, call), text in zip(calls, message, strict=True):
         size = r"shape \([\d, ]+\)|\d\d+ bytes|sizes=\[[\d, ]+\]|q \([\d, ]+\)"
         assert re.match(rf"wavepe: {name}: .*({size})", text), f"{call}: {text}"
 

@@ -174,20 +174,20 @@ ONE = f"{HERE / 'test_variants.py'}::test_calls_leave_the_rounding_mode_and_subn
 
 def test_a_variant_that_this_cpu_runs_and_the_build_lacks_fails_the_run():
     code = "import variants; variants.runs = lambda name: name != 'portable'"
-    status, said = run_pytest(ONE, code=code)
+    status, message = run_pytest(ONE, code=code)
     assert status == pytest.ExitCode.USAGE_ERROR
     listed = ", ".join(of_this_cpu())
-    assert f"this CPU runs {listed}, and this build of wavepe lacks portable" in said
-    assert "passed" not in said
+    assert f"this CPU runs {listed}, and this build of wavepe lacks portable" in message
+    assert "passed" not in message
 
 
 def test_required_variants():
     assert run_pytest(ONE, WAVEPE_REQUIRE="portable")[0] == 0
-    status, said = run_pytest(ONE, WAVEPE_REQUIRE="portable, sse9")
+    status, message = run_pytest(ONE, WAVEPE_REQUIRE="portable, sse9")
     assert status == pytest.ExitCode.USAGE_ERROR
-    assert "unknown variants ['sse9']" in said
+    assert "unknown variants ['sse9']" in message
     missing = {*KNOWN, TEST_ONLY} - set(all_of_them())
     for name in missing:
-        status, said = run_pytest(ONE, WAVEPE_REQUIRE=name)
+        status, message = run_pytest(ONE, WAVEPE_REQUIRE=name)
         assert status == pytest.ExitCode.USAGE_ERROR
-        assert f"WAVEPE_REQUIRE asks for {name}" in said
+        assert f"WAVEPE_REQUIRE asks for {name}" in message

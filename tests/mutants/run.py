@@ -116,9 +116,9 @@ def planted(mutant, tree):
             path.touch()
             for each in objects_of(mutant.path, tree):
                 each.unlink()
-            right, said = build(tree)
+            right, message = build(tree)
             if not right:
-                print(f"{mutant}: does not compile:\n{said[-3000:]}", file=sys.stderr)
+                print(f"{mutant}: does not compile:\n{message[-3000:]}", file=sys.stderr)
             yield right
         else:
             yield True
@@ -213,8 +213,8 @@ def work(number, jobs, results):
         began = time.monotonic()
         log = LOGS / f"{index:03}-{mutant.area}.txt"
         if mutant.path.startswith("csrc/") and not ready:
-            right, said = build(tree)  # once; the copy has no objects yet
-            assert right, said
+            right, message = build(tree)  # once; the copy has no objects yet
+            assert right, message
             ready = True
         try:
             if clean:
