@@ -171,8 +171,8 @@ def test_flags_of_a_distribution_change_no_number(tmp_path):
     minutes for each flag; the commands show what the compiler and the linker get of all of them."""
     how = f"{' '.join(DANGEROUS)} -fstack-protector -DX='a b' -Wl,-O1"
     how = dict.fromkeys(("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"), how)
-    said, commands = recorded(tmp_path, NVCC_APPEND_FLAGS="-use_fast_math -g", **how)
-    assert all(flag in said for flag in DANGEROUS if flag != "-O0"), said
+    messages, commands = recorded(tmp_path, NVCC_APPEND_FLAGS="-use_fast_math -g", **how)
+    assert all(flag in messages for flag in DANGEROUS if flag != "-O0"), messages
     levels = {"portable": "-march=x86-64", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
     nvcc = [words for words in commands if "--list-gpu-code" in words]
     assert nvcc == [["--list-gpu-code", "-g", ""]] * HAS_TORCH

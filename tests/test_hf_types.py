@@ -64,9 +64,9 @@ def larger(text):
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_text_model_inside_a_larger_model(family, spec, tmp_path):
     text = tiny_config() if family == "llama" else build(family).config
-    model, own = larger(copy.deepcopy(text)), CONFIGS[f"wavepe_{family}"]
+    model, stored = larger(copy.deepcopy(text)), CONFIGS[f"wavepe_{family}"]
     inner = wavepe.hf.patch(model.model.language_model, spec)
-    named = larger(own.from_dict({**text.to_dict(), "position_encoding": spec}))
+    named = larger(stored.from_dict({**text.to_dict(), "position_encoding": spec}))
     named.load_state_dict(model.state_dict())
     refused = [model, model.model]
     if family == "llama":
@@ -78,7 +78,7 @@ def test_a_text_model_inside_a_larger_model(family, spec, tmp_path):
     for owner in refused:
         with pytest.raises(ValueError, match="loaded without the position encoding") as error:
             owner.save_pretrained(tmp_path / "new", state_dict=owner.state_dict())
-        assert (f"text_config={own.__name__}(" in str(error.value)) == (family == "llama")
+        assert (f"text_config={stored.__name__}(" in str(error.value)) == (family == "llama")
     assert not (tmp_path / "new").exists()
     inner.save_pretrained(tmp_path / "inner")
     wavepe.hf.unpatch(inner)
