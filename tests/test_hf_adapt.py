@@ -289,6 +289,50 @@ state.AcceleratorState.__init__ = shard
 """
 
 
+@pytest.mark.parametrize("of_launcher", ["WORLD_SIZE=4", "WORLD_SIZE=4 RANK=1", "SLURM_PROCID=1"])
+def test_a_process_that_accelerate_does_not_join_is_alone(of_launcher, tmp_path, monkeypatch):
+    """Whatever the launcher of a job of several processes has left in the environment."""
+    for word in of_launcher.split():
+        monkeypatch.setenv(*word.split("="))
+    done = adapt(stock(), folder=tmp_path, tokens=640, recipe="plain")
+    state = json.loads((tmp_path / "results.json").read_text())
+    assert (done.tokens, state["settings"]["tokens"], len(state["perplexity"])) == (640, 640, 3)
+    assert (tmp_path / "model.safetensors").exists()
+    alone = adapt(stock(), tokens=640, recipe="plain")
+    monkeypatch.undo()
+    wanted = adapt(stock(), tokens=640, recipe="plain").perplexity
+    assert alone.perplexity == done.perplexity == wanted
+
+
+# Three ways in which accelerate and adapt could count otherwise; the last one fits.
+JOINED = """
+import torch, wavepe.hf
+cpu, split = {"use_cpu": True}, {"accelerator_config": {"split_batches": True}}
+for more in ({}, cpu | split, cpu | {"folder": "new"}):
+    model = torch.load("model.pt", weights_only=False)
+    try:
+        done = wavepe.hf.adapt(model, "alibi", torch.load("data.pt"), tokens=640, length=32,
+                               batch_size=2, recipe="plain", **more)
+        print(done.tokens)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_accelerate_does_not_join(tmp_path):
+    """Where torch sees several, and on the CPU accelerate one, each would do the whole work."""
+    torch.save(stock(), tmp_path / "model.pt")
+    torch.save(DATA, tmp_path / "data.pt")
+    (tmp_path / "script.py").write_text(JOINED)
+    said = output("-m", "torch.distributed.run", "--nproc-per-node", 2, "script.py", cwd=tmp_path)
+    if not torch.cuda.is_available():
+        assert said.count("started 2 processes, and accelerate does not join them on cpu: ") == 2
+    assert said.count("reads 2 sequences in a step, and adapt counts 4: give no split_batches") == 2
+    assert said.count("640\n") == 2
+    assert (tmp_path / "new/model.safetensors").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", SHARD], ids=["DDP", "FSDP2"])
 def test_two_processes(before, tmp_path):
@@ -325,6 +369,8 @@ def test_two_processes(before, tmp_path):
         ({"data": ["words"]}, "needs the model's tokenizer="),
         ({"data": [{"words": 1}]}, "rows of data need 'input_ids' or 'text', got .'words'"),
         ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
+        ({"data": [1, 2]}, "rows of data must be texts or dicts, got int"),
+        ({"data": __file__}, "data is the path '.*py', and adapt takes texts: give its text, or"),
         ({"length": 1}, "length must be at least 2"),
         ({"lora": 0}, "lora must be at least 1"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
@@ -401,7 +447,7 @@ def test_a_model_is_known_by_its_weights(tmp_path):
 
 def test_one_process_a_folder(tmp_path):
     lock = lock_folder(tmp_path)
-    with pytest.raises(OSError, match="another process is writing there"):
+    with pytest.raises(OSError, match="another process is writing there, and accelerate has not"):
         adapt(stock(), folder=tmp_path, tokens=64)
     os.close(lock)
     assert not list(tmp_path.iterdir())

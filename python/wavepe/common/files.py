@@ -18,6 +18,7 @@ from types import FrameType
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 _NAMES_IN_MESSAGE = 4
+BUSY = "another process is writing there"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -87,10 +88,11 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def lock_folder(folder: Path) -> int:
+def lock_folder(folder: Path, busy: str = BUSY) -> int:
     """Make the folder if it is missing, lock it and return its file descriptor.
 
-    The lock ends when the descriptor is closed. OSError if another process holds it.
+    The lock ends when the descriptor is closed. OSError, which says `busy`, if another process
+    holds it.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ def lock_folder(folder: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            raise OSError(errno.EBUSY, "another process is writing there", str(folder)) from error
+            raise OSError(errno.EBUSY, busy, str(folder)) from error
         except OSError:  # a file system without locks
             return lock
         # The process that held the lock may have renamed or removed the folder: then try again.

@@ -181,6 +181,8 @@ def adapt(
         if value is not None:
             integer(name, value, least)
     lengths = integers("lengths", lengths, 2) if lengths else None
+    from accelerate import PartialState
+
     from ..hf import encoding_of, families
     from ..training import adapting, folder, recipes
     from .progress import Report
@@ -225,6 +227,8 @@ def adapt(
                 report.say(f"{target} is finished already: nothing was left to do")
     title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
     result = Adaptation(Path(target), adapted, title, loaded.name, labels, loaded.unit)
+    if not PartialState().is_main_process:
+        return result
     with new_file(result.folder / "report.md") as new:
         new.write_text(str(result), "utf-8")
     with suppress(CommandError):  # matplotlib is missing

@@ -27,10 +27,12 @@ from . import recipes
 from .device import without_bars
 from .plan import Plan
 from .trainer import (
+    PARTS,
     Progress,
     Run,
     check_training,
     model_digest,
+    rows_of,
     training_arguments,
     with_adapters,
 )  # fmt: skip
@@ -114,7 +116,7 @@ def adapt(
         Tokens at the end of the data that measure perplexity, and that training does not see. None
         takes 16384, or a quarter of shorter data, but at least the largest of `lengths`.
     batch_size : int
-        Sequences of a step, in each process.
+        Sequences of a step, on each device.
     learning_rate : float
         The rate of the weights; parameters of an encoding have ten times, transfer steps three
         times that rate.
@@ -141,8 +143,8 @@ def adapt(
     ImportError
         accelerate is missing, or for `lora` PEFT.
     TypeError, ValueError
-        An argument is wrong or does not fit the model; there are too few tokens; or `folder` holds
-        another adaptation.
+        An argument is wrong or does not fit the model; there are too few tokens; `folder` holds
+        another adaptation; or accelerate has not joined the processes that a launcher started.
     OSError
         Another process works in `folder`, or the system cannot write there.
 
@@ -165,8 +167,12 @@ def adapt(
     learning_rate = checks.positive("learning_rate", learning_rate)
     training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
     tokens = checks.integer("tokens", tokens, 1)
-    rows_of_step = _rows_of_step(tokens, length, batch_size, training)
-    steps = tokens // (length * rows_of_step)
+    checks.integer("gradient_accumulation_steps", training.get(PARTS, 1), 1)
+    arguments = training_arguments(training, seed=seed, per_device_train_batch_size=batch_size)
+    rows_of_step = rows_of(arguments)
+    if tokens < (least := length * rows_of_step):
+        raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
+    steps = tokens // least
     lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = token_ids(data, tokenizer)
@@ -191,7 +197,7 @@ def adapt(
         "adapted", seed, steps, batch_size, length, learning_rate, warm_up=WARM_UP, last_rate=0,
         decay=0, learned_rate=LEARNED_RATE, transfer=chosen.transfer(steps),
     )  # fmt: skip
-    with Run.opened(folder, settings) as run:
+    with Run.opened(folder, settings, is_first=arguments.process_index == 0) as run:
 
         def measure(name: str, model: Any) -> None:
             run.measure(name, model, held_out_ids, lengths, progress)
@@ -199,7 +205,7 @@ def adapt(
         control = control and "control" not in run.perplexity
         if control or not run.finished:
             if not hasattr(model, "hf_device_map"):  # else it has its places already
-                model.to(training_arguments(plan, training, run.folder).device)
+                model.to(arguments.device)
             measure("stock", model)
         if control:
             stock, rate = copy.deepcopy(model), learning_rate / 2
@@ -226,16 +232,6 @@ def adapt(
             model.eval(), str(chosen.encoding), chosen.why, run.perplexity, settings,
             run.seconds["adapted"], rows.numel(), passes,
         )  # fmt: skip
-
-
-def _rows_of_step(tokens: int, length: int, batch_size: int, training: Mapping[str, Any]) -> int:
-    """Return the rows of a step, of all processes."""
-    parts = training.get("gradient_accumulation_steps", 1)
-    rows = batch_size * checks.integer("gradient_accumulation_steps", parts, 1)
-    rows *= int(os.environ.get("WORLD_SIZE", "1"))
-    if tokens < (least := length * rows):
-        raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
-    return rows
 
 
 def _check_fit(model: Any, encoding: Encoding) -> None:
@@ -268,9 +264,16 @@ def token_ids(data: Any, tokenizer: Any) -> Tensor:
         if data.dim() != 1 or data.is_floating_point():
             raise TypeError(f"data must be 1-D and of integers, got {data.dtype} {data.dim()}-D")
         return data.to("cpu", torch.int64)
+    if isinstance(data, str | os.PathLike) and os.path.exists(data):
+        raise ValueError(
+            f"data is the path {os.fspath(data)!r}, and adapt takes texts: give its text, or call "
+            "wavepe.experiments.adapt, which reads files"
+        )
     rows: Iterable[Any] = [data] if isinstance(data, str) else data
     parts, end = [], getattr(tokenizer, "eos_token_id", None)
     for row in rows:
+        if not isinstance(row, str | Mapping):
+            raise TypeError(f"rows of data must be texts or dicts, got {type(row).__name__}")
         ids = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
         if isinstance(ids, str):
             if tokenizer is None:

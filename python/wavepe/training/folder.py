@@ -26,6 +26,7 @@ from typing import Any
 
 from ..common.errors import UsageError
 from ..common.files import (
+    BUSY,
     DISK_ERRORS,
     leading_names,
     lock_folder,
@@ -59,10 +60,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
+def locked(folder: Path, busy: str = BUSY) -> Iterator[int]:
     """Make the folder, and lock it for this process; yield the file that holds the lock."""
     with writing(folder):
-        lock = lock_folder(folder)
+        lock = lock_folder(folder, busy)
     try:
         yield lock
     finally:

@@ -40,6 +40,11 @@ from .folder import (
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
+PARTS = "gradient_accumulation_steps"
+BUSY = (
+    "another process is writing there, and accelerate has not joined it with this one: start both "
+    "by torchrun or accelerate launch, or give another folder"
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -96,6 +101,16 @@ def _trainer(
             return (loss, None) if options.get("return_outputs") else loss
 
     class Report(transformers.TrainerCallback):
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
+        ) -> None:
+            of_step = train_dataloader.total_batch_size * args.gradient_accumulation_steps
+            if of_step * plan.steps != len(rows):
+                raise ValueError(
+                    f"Trainer reads {of_step} sequences in a step, and adapt counts "
+                    f"{len(rows) // plan.steps}: give no split_batches and no parallelism of models"
+                )
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if progress is not None:
                 progress(plan.name, state.global_step, plan.steps)
@@ -128,38 +143,50 @@ def check_training(training: Iterable[str]) -> None:
             raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
 
 
-def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) -> Any:
-    """Return the TrainingArguments, which also know the device; `training` are the user's."""
+def training_arguments(training: Mapping[str, Any], **ours: Any) -> Any:
+    """Return the TrainingArguments, which know device and processes; `training` are the user's."""
     old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
     if new in transformers.TrainingArguments.__dataclass_fields__:
         training = {key.replace(old, new): value for key, value in training.items()}
     arguments = {
-        "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
-        "per_device_train_batch_size": plan.batch, "report_to": "none", "disable_tqdm": True,
-        "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
-        "ddp_find_unused_parameters": plan.transfer > 0,
-        "dataloader_pin_memory": torch.cuda.is_available(), **training,
+        "report_to": "none", "disable_tqdm": True, "save_total_limit": 2, "logging_steps": 10,
+        "dataloader_pin_memory": torch.cuda.is_available(), **ours, **training,
     }  # fmt: skip
     return transformers.TrainingArguments(**arguments)
+
+
+def rows_of(arguments: Any) -> int:
+    """Return the sequences of a step, of all devices and of all processes that accelerate joins."""
+    joined, started = arguments.world_size, 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        started = torch.distributed.get_world_size()
+    if joined == 1 < started:  # each would train the whole model, and write the same folder
+        raise ValueError(
+            f"a launcher started {started} processes, and accelerate does not join them on "
+            f"{arguments.device.type}: give use_cpu=True to train on the CPU"
+        )
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * joined
 
 
 class Run:
     """An adaptation and its folder: what is done is not done again.
 
-    Of several processes only rank 0 locks, checks and writes the folder: the others could see a
+    Of several processes only the first locks, checks and writes the folder: the others could see a
     file half-written, or weights that FSDP left out.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, Any], *, is_kept: bool, is_first: bool
+    ) -> None:
         self.folder, self.settings, self.is_kept = folder, settings, is_kept
-        self.writes = is_kept and _is_first_process()
-        results = check_adaptation(folder) if _is_first_process() else results_of_adapt(folder)
+        self.is_first, self.writes = is_first, is_kept and is_first
+        results = check_adaptation(folder) if is_first else results_of_adapt(folder)
         figures = (results or {}).get("perplexity", {})
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
         self.seconds: dict[str, float] = (results or {}).get("seconds", {})
         if results is None:
             self._write()
-        elif _is_first_process():
+        elif is_first:
             # Earlier versions knew a model by its name alone.
             ignored = "model" if "weights" in results["settings"] else "weights"
             before, now = ({**x, ignored: None} for x in (results["settings"], settings))
@@ -168,13 +195,13 @@ class Run:
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
+    def opened(cls, folder: Any, settings: dict[str, Any], *, is_first: bool) -> Iterator[Run]:
         """Yield the run, in a temporary folder for None; OSError if another run works there."""
         with ExitStack() as stack:
             path = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
-            if folder is not None and _is_first_process():
-                stack.enter_context(locked(path))
-            yield cls(path, settings, is_kept=folder is not None)
+            if folder is not None and is_first:
+                stack.enter_context(locked(path, BUSY))
+            yield cls(path, settings, is_kept=folder is not None, is_first=is_first)
 
     @property
     def finished(self) -> bool:
@@ -205,10 +232,14 @@ class Run:
     ) -> None:  # fmt: skip
         """Train a model, from its last whole checkpoint if there is one."""
         folder = self.folder / CHECKPOINTS / plan.name
-        if _is_first_process():
+        if self.is_first:
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        arguments = training_arguments(plan, training, folder)
+        arguments = training_arguments(
+            training, output_dir=str(folder), max_steps=plan.steps, seed=plan.seed,
+            per_device_train_batch_size=plan.batch, save_steps=max(1, plan.steps // 20),
+            ddp_find_unused_parameters=plan.transfer > 0,
+        )  # fmt: skip
         with writing(self.folder), without_bars(), _restored(model):  # a full disk has its name
             trainer = _trainer(model, teacher, rows, plan, arguments, progress)
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
@@ -224,7 +255,7 @@ class Run:
         for name, x in weights.items():
             if hasattr(x, "full_tensor"):  # FSDP2 shards: all processes must gather them
                 weights[name] = x.full_tensor()
-        if not _is_first_process():
+        if not self.is_first:
             return
         with writing(self.folder), without_bars():
             model.save_pretrained(self.folder, state_dict=weights)
@@ -271,10 +302,6 @@ def model_digest(model: Any) -> str:
         if not x.is_meta:  # weights on disk, of accelerate
             digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _last_checkpoint(folder: Path) -> str | None:
