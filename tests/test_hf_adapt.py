@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import os
 import random
 import shutil
 
@@ -20,7 +19,7 @@ from hf_families import build
 from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
 from processes import output
 from transformers import AutoModelForCausalLM
-from wavepe.common.files import lock_folder
+from wavepe.common.files import locked
 from wavepe.hf import families
 from wavepe.training import recipes
 
@@ -222,14 +221,14 @@ def test_it_learns(recipe):
 
 
 def test_held_out_tokens_are_not_trained_on():
-    from wavepe.training.adapting import _order, _split
+    from wavepe.training.trainer import held_out_and_rows, order
 
     for count, length, held in ((1000, 32, 250), (97, 32, 64), (100_000, 512, 16384)):
-        held_out, rows = _split(torch.arange(count), length, held)
+        held_out, rows = held_out_and_rows(torch.arange(count), length, held)
         assert rows.max() < held_out.min() == count - held
         assert len(held_out) == held
-        order = _order(len(rows), 3 * len(rows) + 1, 0)
-        assert order.bincount().tolist().count(3) == len(rows) - 1
+        indices = order(len(rows), 3 * len(rows) + 1, 0)
+        assert indices.bincount().tolist().count(3) == len(rows) - 1
 
 
 def test_kinds_of_data():
@@ -275,7 +274,6 @@ done = wavepe.hf.adapt(
 print([hasattr(x, "full_tensor") for x in done.model.parameters()].count(True), "sharded")
 """
 SHARD = """
-import os
 from accelerate import state
 os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 os.environ |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
@@ -302,6 +300,18 @@ def test_a_process_that_accelerate_does_not_join_is_alone(of_launcher, tmp_path,
     monkeypatch.undo()
     wanted = adapt(stock(), tokens=640, recipe="plain").perplexity
     assert alone.perplexity == done.perplexity == wanted
+
+
+def test_gpus_of_one_process_count():
+    """Each reads a batch of its own, unless they hold parts of one model."""
+    from wavepe.training.trainer import rows_of, training_arguments
+
+    model, arguments = stock(), training_arguments({}, per_device_train_batch_size=3)
+    assert rows_of(model, arguments) == 3 * max(1, arguments.n_gpu)
+    arguments._n_gpu = 2
+    assert rows_of(model, arguments) == 6
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    assert rows_of(model, arguments) == 3
 
 
 # Three ways in which accelerate and adapt could count otherwise; the last one fits.
@@ -446,10 +456,9 @@ def test_a_model_is_known_by_its_weights(tmp_path):
 
 
 def test_one_process_a_folder(tmp_path):
-    lock = lock_folder(tmp_path)
-    with pytest.raises(OSError, match="another process is writing there, and accelerate has not"):
+    busy = "another process is writing there, and accelerate has not joined it with this one"
+    with locked(tmp_path), pytest.raises(OSError, match=busy):
         adapt(stock(), folder=tmp_path, tokens=64)
-    os.close(lock)
     assert not list(tmp_path.iterdir())
 
 

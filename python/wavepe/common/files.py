@@ -55,8 +55,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.part")
     with interrupt_on_signals(), writing(target, part):
         try:
-            with _locked(part):
+            with locked(part):
                 try:
+                    for path in part.iterdir():  # what a killed process has left
+                        is_folder = path.is_dir() and not path.is_symlink()
+                        shutil.rmtree(path) if is_folder else path.unlink()
                     yield part
                     if target.exists():
                         shutil.copymode(target, part)
@@ -72,28 +75,25 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Make or empty the folder, and lock it. The lock ends with this process at the latest."""
+def locked(folder: Path, busy: str = BUSY) -> Iterator[int]:
+    """Make the folder, and lock it for this process; yield the file that holds the lock.
+
+    OSError, which says `busy`, if another process holds it.
+    """
     try:
-        lock = lock_folder(folder)
+        with writing(folder):
+            lock = _lock(folder, busy)
     except KeyboardInterrupt:
         with suppress(OSError):
             folder.rmdir()
         raise
     try:
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        yield
+        yield lock
     finally:
         os.close(lock)
 
 
-def lock_folder(folder: Path, busy: str = BUSY) -> int:
-    """Make the folder if it is missing, lock it and return its file descriptor.
-
-    The lock ends when the descriptor is closed. OSError, which says `busy`, if another process
-    holds it.
-    """
+def _lock(folder: Path, busy: str) -> int:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)

@@ -22,7 +22,7 @@ from torch.utils.data import SequentialSampler
 from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
-from ..common.files import writing
+from ..common.files import locked, writing
 from ..common.labels import suggestion
 from ..common.runtime import command_for
 from ..hf.folder import note_perplexities
@@ -32,7 +32,6 @@ from .device import without_bars
 from .folder import (
     RESULTS,
     check_adaptation,
-    locked,
     refuse_changes,
     results_of_adapt,
     write_json,
@@ -40,7 +39,6 @@ from .folder import (
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
-PARTS = "gradient_accumulation_steps"
 BUSY = (
     "another process is writing there, and accelerate has not joined it with this one: start both "
     "by torchrun or accelerate launch, or give another folder"
@@ -155,8 +153,11 @@ def training_arguments(training: Mapping[str, Any], **ours: Any) -> Any:
     return transformers.TrainingArguments(**arguments)
 
 
-def rows_of(arguments: Any) -> int:
+def rows_of(model: Any, arguments: Any) -> int:
     """Return the sequences of a step, of all devices and of all processes that accelerate joins."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    if len(places) > 1 or any(torch.device(place) != arguments.device for place in places):
+        arguments._n_gpu = 1  # as in Trainer: its GPUs share a sequence
     joined, started = arguments.world_size, 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         started = torch.distributed.get_world_size()
@@ -178,8 +179,7 @@ class Run:
     def __init__(
         self, folder: Path, settings: dict[str, Any], *, is_kept: bool, is_first: bool
     ) -> None:
-        self.folder, self.settings, self.is_kept = folder, settings, is_kept
-        self.is_first, self.writes = is_first, is_kept and is_first
+        self.folder, self.settings, self.writes = folder, settings, is_kept and is_first
         results = check_adaptation(folder) if is_first else results_of_adapt(folder)
         figures = (results or {}).get("perplexity", {})
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
@@ -232,8 +232,7 @@ class Run:
     ) -> None:  # fmt: skip
         """Train a model, from its last whole checkpoint if there is one."""
         folder = self.folder / CHECKPOINTS / plan.name
-        if self.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         arguments = training_arguments(
             training, output_dir=str(folder), max_steps=plan.steps, seed=plan.seed,
@@ -249,13 +248,11 @@ class Run:
 
     def finish(self, model: Any, tokenizer: Any) -> None:
         """Write the model, and remove the checkpoints."""
-        if not self.is_kept:
-            return
         weights = model.state_dict()
         for name, x in weights.items():
             if hasattr(x, "full_tensor"):  # FSDP2 shards: all processes must gather them
                 weights[name] = x.full_tensor()
-        if not self.is_first:
+        if not self.writes:
             return
         with writing(self.folder), without_bars():
             model.save_pretrained(self.folder, state_dict=weights)
@@ -311,3 +308,55 @@ def _last_checkpoint(folder: Path) -> str | None:
         with suppress(ValueError, KeyError):
             steps[json.loads(state.read_text("utf-8"))["global_step"]] = str(state.parent)
     return steps[max(steps)] if steps else None
+
+
+def token_ids(data: Any, tokenizer: Any, known: int) -> Tensor:
+    """Return all token ids, int64 of shape (n,), below `known`."""
+    if not isinstance(data, Tensor):
+        data = _ids_of_rows(data, tokenizer)
+    elif data.dim() != 1 or data.is_floating_point():
+        raise TypeError(f"data must be 1-D and of integers, got {data.dtype} {data.dim()}-D")
+    ids = data.to("cpu", torch.int64)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {known} tokens")
+    return ids
+
+
+def _ids_of_rows(data: Any, tokenizer: Any) -> Tensor:
+    """Return the ids of texts, each with the end-of-text token, or of rows of ids."""
+    if isinstance(data, str | os.PathLike) and os.path.exists(data):
+        raise ValueError(
+            f"data is the path {os.fspath(data)!r}, and adapt takes texts: give its text, or call "
+            "wavepe.experiments.adapt, which reads files"
+        )
+    rows: Iterable[Any] = [data] if isinstance(data, str) else data
+    parts, end = [], getattr(tokenizer, "eos_token_id", None)
+    for row in rows:
+        if not isinstance(row, str | Mapping):
+            raise TypeError(f"rows of data must be texts or dicts, got {type(row).__name__}")
+        ids = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
+        if isinstance(ids, str):
+            if tokenizer is None:
+                raise ValueError("data holds texts, so adapt needs the model's tokenizer=")
+            ids = tokenizer(ids, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = [*ids, *([] if end is None else [end])]
+        if ids is None:
+            raise ValueError(f"rows of data need 'input_ids' or 'text', got {sorted(row)}")
+        parts.append(torch.as_tensor(ids, dtype=torch.int64))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+def held_out_and_rows(ids: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the last `count` tokens (count,), and rows of `length` tokens to train on."""
+    needs = f"{count} to measure and {length} to train on"
+    if len(ids) < count + length:
+        raise ValueError(f"data has {len(ids)} tokens; needs {needs}")
+    ids, held_out = ids[:-count], ids[-count:]
+    return held_out, ids[: len(ids) // length * length].view(-1, length)
+
+
+def order(rows: int, count: int, seed: int) -> Tensor:
+    """Return `count` indices of rows: each row once in a random order, then again in another."""
+    generator = torch.Generator().manual_seed(seed)
+    times = -(-count // rows)
+    return torch.cat([torch.randperm(rows, generator=generator) for _ in range(times)])[:count]
