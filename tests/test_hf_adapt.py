@@ -274,6 +274,7 @@ done = wavepe.hf.adapt(
 print([hasattr(x, "full_tensor") for x in done.model.parameters()].count(True), "sharded")
 """
 SHARD = """
+import os
 from accelerate import state
 os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 os.environ |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
