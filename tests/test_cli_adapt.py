@@ -1,5 +1,6 @@
 """The command adapt."""
 
+import functools
 import json
 import os
 import re
@@ -80,9 +81,9 @@ def test_adapt(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--lr", "0"], "--lr 0.0: needs numbers above 0"),
+        (["--lr", "0"], "--lr must be above 0, got 0.0"),
         (["--tokens", "9"], "tokens must be at least those of one step, 80, got 9"),
-        (["--lora", "0"], "--lora"),
+        (["--lora", "0"], "--lora must be at least 1, got 0"),
     ],
 )
 def test_errors(words, more, message, capsys):
@@ -109,6 +110,7 @@ def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
     class Ended(Exception):
         pass
 
+    @functools.wraps(adapting.adapt)
     def called(*args, **options):
         seen.append((args, options))
         raise Ended

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
+import wavepe.hf
 from compare_cases import results, text, trained
 from wavepe.cli import _parser
 from wavepe.experiments import adapt, compare
@@ -50,6 +51,8 @@ def test_wrong_arguments_name_the_argument(tmp_path):
     assert not out.exists()
     with pytest.raises(ValueError, match=r"^`data` '': no such file"):
         adapt(tmp_path, out, "alibi", data="")
+    with pytest.raises(ValueError, match=r"^`learning_rate` must be above 0, got -1.0$"):
+        adapt(tmp_path, out, "alibi", data="", lr=-1)
 
 
 def test_the_docstring_tells_the_defaults():
@@ -61,9 +64,10 @@ def test_the_docstring_tells_the_defaults():
             assert end in " ".join(entry.split()), name
 
 
-@pytest.mark.parametrize("function", [compare, adapt])
+@pytest.mark.parametrize("function", [compare, adapt, wavepe.hf.adapt])
 def test_every_parameter_is_an_option(function):
     parser = _parser(function.__name__, {})
     actions = next(a for a in parser._actions if a.choices).choices[function.__name__]._actions
     options = {action.dest for action in actions}
-    assert set(inspect.signature(function).parameters) - {"progress"} <= options
+    others = {"progress", "options", "model", "folder", "tokenizer", "training"}
+    assert set(inspect.signature(function).parameters) - others <= options

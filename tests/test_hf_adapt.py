@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import os
 import random
 import shutil
 
@@ -20,7 +19,7 @@ from hf_families import build
 from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
 from processes import output
 from transformers import AutoModelForCausalLM
-from wavepe.common.files import lock_folder
+from wavepe.common.files import locked
 from wavepe.hf import families
 from wavepe.training import recipes
 
@@ -222,14 +221,14 @@ def test_it_learns(recipe):
 
 
 def test_held_out_tokens_are_not_trained_on():
-    from wavepe.training.adapting import _order, _split
+    from wavepe.training.trainer import held_out_and_rows, order
 
     for count, length, held in ((1000, 32, 250), (97, 32, 64), (100_000, 512, 16384)):
-        held_out, rows = _split(torch.arange(count), length, held)
+        held_out, rows = held_out_and_rows(torch.arange(count), length, held)
         assert rows.max() < held_out.min() == count - held
         assert len(held_out) == held
-        order = _order(len(rows), 3 * len(rows) + 1, 0)
-        assert order.bincount().tolist().count(3) == len(rows) - 1
+        indices = order(len(rows), 3 * len(rows) + 1, 0)
+        assert indices.bincount().tolist().count(3) == len(rows) - 1
 
 
 def test_kinds_of_data():
@@ -289,6 +288,62 @@ state.AcceleratorState.__init__ = shard
 """
 
 
+@pytest.mark.parametrize("of_launcher", ["WORLD_SIZE=4", "WORLD_SIZE=4 RANK=1", "SLURM_PROCID=1"])
+def test_a_process_that_accelerate_does_not_join_is_alone(of_launcher, tmp_path, monkeypatch):
+    """Whatever the launcher of a job of several processes has left in the environment."""
+    for word in of_launcher.split():
+        monkeypatch.setenv(*word.split("="))
+    done = adapt(stock(), folder=tmp_path, tokens=640, recipe="plain")
+    state = json.loads((tmp_path / "results.json").read_text())
+    assert (done.tokens, state["settings"]["tokens"], len(state["perplexity"])) == (640, 640, 3)
+    assert (tmp_path / "model.safetensors").exists()
+    alone = adapt(stock(), tokens=640, recipe="plain")
+    monkeypatch.undo()
+    wanted = adapt(stock(), tokens=640, recipe="plain").perplexity
+    assert alone.perplexity == done.perplexity == wanted
+
+
+def test_gpus_of_one_process_count():
+    """Each reads a batch of its own, unless they hold parts of one model."""
+    from wavepe.training.trainer import rows_of, training_arguments
+
+    model, arguments = stock(), training_arguments({}, per_device_train_batch_size=3)
+    assert rows_of(model, arguments) == 3 * max(1, arguments.n_gpu)
+    arguments._n_gpu = 2
+    assert rows_of(model, arguments) == 6
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    assert rows_of(model, arguments) == 3
+
+
+# Three ways in which accelerate and adapt could count otherwise; the last one fits.
+JOINED = """
+import torch, wavepe.hf
+cpu, split = {"use_cpu": True}, {"accelerator_config": {"split_batches": True}}
+for more in ({}, cpu | split, cpu | {"folder": "new"}):
+    model = torch.load("model.pt", weights_only=False)
+    try:
+        done = wavepe.hf.adapt(model, "alibi", torch.load("data.pt"), tokens=640, length=32,
+                               batch_size=2, recipe="plain", **more)
+        print(done.tokens)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_accelerate_does_not_join(tmp_path):
+    """Where torch sees several, and on the CPU accelerate one, each would do the whole work."""
+    torch.save(stock(), tmp_path / "model.pt")
+    torch.save(DATA, tmp_path / "data.pt")
+    (tmp_path / "script.py").write_text(JOINED)
+    said = output("-m", "torch.distributed.run", "--nproc-per-node", 2, "script.py", cwd=tmp_path)
+    if not torch.cuda.is_available():
+        assert said.count("started 2 processes, and accelerate does not join them on cpu: ") == 2
+    assert said.count("reads 2 sequences in a step, and adapt counts 4: give no split_batches") == 2
+    assert said.count("640\n") == 2
+    assert (tmp_path / "new/model.safetensors").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", SHARD], ids=["DDP", "FSDP2"])
 def test_two_processes(before, tmp_path):
@@ -325,6 +380,8 @@ def test_two_processes(before, tmp_path):
         ({"data": ["words"]}, "needs the model's tokenizer="),
         ({"data": [{"words": 1}]}, "rows of data need 'input_ids' or 'text', got .'words'"),
         ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
+        ({"data": [1, 2]}, "rows of data must be texts or dicts, got int"),
+        ({"data": __file__}, "data is the path '.*py', and adapt takes texts: give its text, or"),
         ({"length": 1}, "length must be at least 2"),
         ({"lora": 0}, "lora must be at least 1"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
@@ -400,10 +457,9 @@ def test_a_model_is_known_by_its_weights(tmp_path):
 
 
 def test_one_process_a_folder(tmp_path):
-    lock = lock_folder(tmp_path)
-    with pytest.raises(OSError, match="another process is writing there"):
+    busy = "another process is writing there, and accelerate has not joined it with this one"
+    with locked(tmp_path), pytest.raises(OSError, match=busy):
         adapt(stock(), folder=tmp_path, tokens=64)
-    os.close(lock)
     assert not list(tmp_path.iterdir())
 
 

@@ -6,13 +6,19 @@ import argparse
 
 from ..experiments import adapt
 from ..experiments.tables import print_table, wrapped
+from ..training import adapting
 from .options import add_documented, add_imports, given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe adapt``: the parameters of `experiments.adapt`."""
+    """Add the options of ``wavepe adapt``: the parameters of `experiments.adapt` and `hf.adapt`."""
     parser.usage = "%(prog)s SOURCE TARGET ENCODING --data PATH [options]"
-    add_documented(parser, adapt, lora={"metavar": "RANK"}, lr={"metavar": "RATE"})
+    add_documented(parser, adapt)
+    add_documented(
+        parser, adapting.adapt, ("model", "encoding", "data", "folder", "tokenizer"),
+        batch_size={"flag": "--batch"}, lora={"metavar": "RANK"},
+        learning_rate={"flag": "--lr", "metavar": "RATE"},
+    )  # fmt: skip
     parser.add_argument(
         "--resume", action="store_true", help="continue what TARGET holds; this is the default"
     )
@@ -21,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Adapt the model, and print the table."""
-    done = adapt(**given(args, adapt), progress=not args.quiet)
+    done = adapt(**given(args, adapt, adapting.adapt), progress=not args.quiet)
     title = "" if args.quiet else done.title
     print_table(title, "model", done.adapted.settings["lengths"], done.rows)
     for line in done.facts * (not args.quiet):

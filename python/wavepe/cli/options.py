@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,41 +75,47 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def add_documented(
-    parser: argparse.ArgumentParser, function: Callable[..., Any], **special: dict[str, Any]
-) -> None:
+    parser: argparse.ArgumentParser, function: Callable[..., Any], but: Collection[str] = (),
+    **special: dict[str, Any],
+) -> None:  # fmt: skip
     """Add an argument for each parameter of `function`, with the help of its docstring.
 
-    `special` has further arguments of argparse for a parameter. One without a default is a
-    positional argument, or a required option if it is keyword-only.
+    Those in `but` are left out. `special` has further arguments of argparse for a parameter, and
+    "flag", another name of its option. One without a default is a positional argument, or a
+    required option if it is keyword-only.
     """
     part = (inspect.getdoc(function) or "").partition("Parameters\n----------\n")[2]
     part = part.partition("\nReturns\n")[0]
     known = inspect.signature(function).parameters
     for name, kind, text in re.findall(r"^(\w+) : (.+)\n((?:    .*\n|\n)+)", part, re.M):
-        if name in ("imports", "progress"):
+        if name in ("imports", "progress", *but):
             continue
+        kind, default = kind.removesuffix(", optional"), known[name].default
         text = re.sub(r"`(\w+)`", lambda match: _option(match[1], known), " ".join(text.split()))
         if choices := re.findall('"(.*?)"', kind):
             kind, special[name] = "str", {"choices": choices, **special.get(name, {})}
-        needed = known[name].default is inspect.Parameter.empty
+        needed = default is inspect.Parameter.empty
         positional = needed and known[name].kind is not inspect.Parameter.KEYWORD_ONLY
-        flag = name.upper() if positional else _option(name, known)
+        if default not in (None, False, 0) and not needed and "default is" not in text:
+            text += f" The default is {default}."
         if text[1:2].islower():  # not "AdamW ..."
             text = text[0].lower() + text[1:]
         arguments = {**_KINDS[kind], "help": text.rstrip("."), **special.get(name, {})}
+        flag = arguments.pop("flag", None)
         if positional:
-            parser.add_argument(name, **{**arguments, "metavar": flag})
+            parser.add_argument(name, **{**arguments, "metavar": name.upper()})
         else:
-            parser.add_argument(flag, required=needed, **arguments)
+            flags = [*filter(None, [flag]), _option(name, known)]
+            parser.add_argument(*flags, dest=name, required=needed, **arguments)
 
 
 def _option(name: str, known: Any) -> str:
     return f"--{name.replace('_', '-')}" if name in known else name
 
 
-def given(args: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return what the user gave for the parameters of `function`."""
-    names = inspect.signature(function).parameters
+def given(args: argparse.Namespace, *functions: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the user gave for the parameters of the functions."""
+    names = {name for function in functions for name in inspect.signature(function).parameters}
     return {k: value for k, value in vars(args).items() if k in names and value is not None}
 
 

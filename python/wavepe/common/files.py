@@ -20,6 +20,7 @@ from typing import Any
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 _NAMES_IN_MESSAGE = 4
+BUSY = "another process is writing there"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -56,8 +57,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.part")
     with interrupt_on_signals(), writing(target, part):
         try:
-            with _locked(part):
+            with locked(part):
                 try:
+                    for path in part.iterdir():  # what a killed process has left
+                        is_folder = path.is_dir() and not path.is_symlink()
+                        shutil.rmtree(path) if is_folder else path.unlink()
                     yield part
                     if target.exists():
                         shutil.copymode(target, part)
@@ -73,27 +77,25 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Make or empty the folder, and lock it. The lock ends with this process at the latest."""
+def locked(folder: Path, busy: str = BUSY) -> Iterator[int]:
+    """Make the folder, and lock it for this process; yield the file that holds the lock.
+
+    OSError, which says `busy`, if another process holds it.
+    """
     try:
-        lock = lock_folder(folder)
+        with writing(folder):
+            lock = _lock(folder, busy)
     except KeyboardInterrupt:
         with suppress(OSError):
             folder.rmdir()
         raise
     try:
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        yield
+        yield lock
     finally:
         os.close(lock)
 
 
-def lock_folder(folder: Path) -> int:
-    """Make the folder if it is missing, lock it and return its file descriptor.
-
-    The lock ends when the descriptor is closed. OSError if another process holds it.
-    """
+def _lock(folder: Path, busy: str) -> int:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -101,7 +103,7 @@ def lock_folder(folder: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            raise OSError(errno.EBUSY, "another process is writing there", str(folder)) from error
+            raise OSError(errno.EBUSY, busy, str(folder)) from error
         except OSError:  # a file system without locks
             return lock
         # The process that held the lock may have renamed or removed the folder: then try again.

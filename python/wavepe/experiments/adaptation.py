@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wavepe
 
 from ..common.errors import CommandError, UsageError, need_matplotlib, require
 from ..common.files import new_file
+from ..training import adapting
 from . import model as models
-from .numbers import integer, integers, reals
+from .numbers import integers
 from .tables import markdown_rows
 
-if TYPE_CHECKING:
-    from ..training.adapting import Adapted
-
+_PARAMETERS = inspect.signature(adapting.adapt).parameters
 _ROWS = {
     "stock": "{} model",
     "control": "{} model, fine-tuned",
@@ -47,7 +48,7 @@ class Adaptation:
     """
 
     folder: Path
-    adapted: Adapted
+    adapted: adapting.Adapted
     title: str
     _name: str
     _labels: dict[str, str]
@@ -108,15 +109,12 @@ class Adaptation:
 
 def adapt(
     source: str | Path, target: str | Path, encoding: str, *, data: str | Path,
-    tokens: int = 1_000_000, length: int = 512, lengths: Sequence[int] | None = None,
-    held_out: int | None = None, recipe: str = "auto", batch: int = 1, lr: float = 1e-4,
-    lora: int | None = None, control: bool = False, seed: int = 0, bf16: bool = False,
-    gradient_checkpointing: bool = False, imports: Sequence[str] = (), device: str = "cpu",
-    threads: int | None = None, progress: bool = True,
+    bf16: bool = False, gradient_checkpointing: bool = False, imports: Sequence[str] = (),
+    device: str = "cpu", threads: int | None = None, progress: bool = True, **options: Any,
 ) -> Adaptation:  # fmt: skip
     """Swap the position encoding of the model in a folder, and fine-tune it.
 
-    ``wavepe adapt`` calls it. The same call continues a stopped one. See also `wavepe.hf.adapt`.
+    ``wavepe adapt`` calls it. The same call continues a stopped one.
 
     Parameters
     ----------
@@ -128,28 +126,6 @@ def adapt(
         The new encoding, such as wavelet or rope+alibi.
     data : path
         A text file, or a folder of text files. Its end is held out, for the perplexities.
-    tokens : int
-        Tokens to train on. The default is 1000000.
-    length : int
-        Tokens of a sequence in training. The default is 512.
-    lengths : sequence of int
-        Lengths of the perplexities. The default is `length` and twice that.
-    held_out : int
-        Tokens at the end of the text for the perplexities. The default is 16384, or a quarter.
-    recipe : {"auto", "plain", "transfer"}
-        plain: train on the next token. transfer: each attention layer first learns the output of
-        the stock layer. auto, the default: transfer, and keep RoPE's fast pairs beside an encoding
-        that only adds to the scores, such as wavelet or alibi.
-    batch : int
-        Sequences of a step. The default is 1.
-    lr : float
-        Learning rate of the weights. The default is 0.0001.
-    lora : int
-        Train LoRA adapters of this rank, and merge them (needs PEFT).
-    control : bool
-        Train a copy of the stock model on the same tokens, at half the rate.
-    seed : int
-        Seed of the order of the text, and of torch. The default is 0.
     bf16 : bool
         Compute in bfloat16; weights stay as they are.
     gradient_checkpointing : bool
@@ -160,6 +136,9 @@ def adapt(
         Number of CPU threads. The default is all cores; give fewer if other programs use them.
     progress : bool
         Show the progress on stderr.
+    **options
+        Further arguments of `wavepe.hf.adapt`, such as tokens, length, recipe or batch_size, which
+        may also be written batch, and learning_rate, or lr.
 
     Returns
     -------
@@ -173,19 +152,23 @@ def adapt(
         A package is missing, or a model cannot be loaded.
     """
     require("wavepe adapt", **models.PARTS, accelerate="hf")
-    reals("lr", lr)
-    for name, value, least in (
-        ("tokens", tokens, 1), ("length", length, 2), ("batch", batch, 1), ("seed", seed, 0),
-        ("held_out", held_out, 2), ("lora", lora, 1),
-    ):  # fmt: skip
-        if value is not None:
-            integer(name, value, least)
-    lengths = integers("lengths", lengths, 2) if lengths else None
+    for short, name in (("batch", "batch_size"), ("lr", "learning_rate")):
+        if short in options:
+            options[name] = options.pop(short)
+    if options.get("lengths"):
+        options["lengths"] = integers("lengths", options["lengths"], 2)
+    with _errors_of_usage():
+        options = adapting.checked(options)
+    from accelerate import PartialState
+
     from ..hf import encoding_of, families
-    from ..training import adapting, folder, recipes
+    from ..training import folder, recipes
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
+    tokens, length, recipe = (
+        options.get(name, _PARAMETERS[name].default) for name in ("tokens", "length", "recipe")
+    )
     folder.check_adaptation(Path(target))
     check_data(data)
     models.check_folder(source)
@@ -194,11 +177,13 @@ def adapt(
         source_encoding = encoding_of(loaded.model)
         word = "stock" if source_encoding is None else "source"
         labels = {name: label.format(word) for name, label in _ROWS.items()}
-        last = max(held_out or adapting.HELD_OUT, *(lengths or (2 * length,)))
+        lengths, held_out = options.get("lengths") or (2 * length,), options.get("held_out")
+        last = max(held_out or adapting.HELD_OUT, *lengths)
         ids = first_and_last_tokens(loaded, data, tokens, last)
         if held_out is None and len(ids) >= tokens + last:
-            held_out = last  # of a shorter text adapt takes a quarter
-        training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
+            options["held_out"] = last  # of a shorter text adapt takes a quarter
+        chosen = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
+        options |= {name: True for name, value in chosen.items() if value}
         bars: dict[str, Any] = {}
 
         def report_progress(what: str, done: int, total: int) -> None:
@@ -209,25 +194,31 @@ def adapt(
             bars[what](done, total)
 
         with Report(quiet=not progress) as report:
-            try:
+            with _errors_of_usage():
                 base = families.decoder(loaded.model)
-                chosen = recipes.choose(recipe, encoding, base, length, source_encoding)
-                report.say(f"encoding: {chosen.encoding}; recipe {chosen.why}")
+                options["recipe"] = recipes.choose(recipe, encoding, base, length, source_encoding)
+                report.say("encoding: {1}; recipe {3}".format(*options["recipe"]))
                 adapted = adapting.adapt(
-                    loaded.model, encoding, ids, tokens=tokens, length=length, recipe=recipe,
-                    folder=Path(target), tokenizer=loaded.tokenizer, lengths=lengths,
-                    held_out=held_out, batch_size=batch, learning_rate=lr, lora=lora,
-                    control=control, seed=seed, progress=report_progress, use_cpu=device == "cpu",
-                    **{name: True for name, value in training.items() if value},
+                    loaded.model, encoding, ids, folder=Path(target), tokenizer=loaded.tokenizer,
+                    progress=report_progress, **{"use_cpu": device == "cpu", **options},
                 )  # fmt: skip
-            except (TypeError, ValueError) as error:
-                raise UsageError(str(error)) from error
             if not bars:
                 report.say(f"{target} is finished already: nothing was left to do")
     title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
     result = Adaptation(Path(target), adapted, title, loaded.name, labels, loaded.unit)
+    if not PartialState().is_main_process:
+        return result
     with new_file(result.folder / "report.md") as new:
         new.write_text(str(result), "utf-8")
     with suppress(CommandError):  # matplotlib is missing
         result.plot(result.folder / "perplexity.png")
     return result
+
+
+@contextmanager
+def _errors_of_usage() -> Iterator[None]:
+    """Raise UsageError for a wrong argument of `wavepe.hf.adapt`, with its name in backticks."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise UsageError(re.sub(r"^(\w+) must", r"`\1` must", str(error))) from error

@@ -1,43 +1,32 @@
-"""Swap the position encoding of a trained model, and fine-tune it."""
+"""Swap the position encoding of a trained model, and fine-tune it.
+
+This module imports no torch, so that the command line can show the arguments of `adapt`.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import hashlib
-import os
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from ..common import checks
-from ..encodings import Encoding
-from ..hf import families
-from ..hf.config import CLASS_PREFIX
-from ..hf.conversion import convert, empty_model
-from ..hf.families import TYPE_PREFIX
-from ..hf.layers import LayerEncodings
-from ..hf.patching import encoding_of, patch, warn_of_scales
-from . import recipes
-from .device import without_bars
-from .plan import Plan
-from .trainer import (
-    Progress,
-    Run,
-    check_training,
-    model_digest,
-    training_arguments,
-    with_adapters,
-)  # fmt: skip
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
+    from .trainer import Progress
 
 HELD_OUT = 16384  # tokens, if the data has four times as many
 WARM_UP = 0.05  # of the transfer steps, and of the others
 LEARNED_RATE = 10  # of the parameters of an encoding, relative to that of the weights
+# The least value of each argument that is a count.
+_LEAST = {
+    "tokens": 1, "length": 2, "batch_size": 1, "held_out": 2, "lora": 1, "seed": 0,
+    "gradient_accumulation_steps": 1,
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -76,8 +65,8 @@ class Adapted:
 
 
 def adapt(
-    model: Any, encoding: Any, data: Any, *, tokens: int, length: int = 512,
-    recipe: str = "auto", folder: Any = None, tokenizer: Any = None,
+    model: Any, encoding: Any, data: Any, *, tokens: int = 1_000_000, length: int = 512,
+    recipe: str | Recipe = "auto", folder: Any = None, tokenizer: Any = None,
     lengths: Sequence[int] | None = None, held_out: int | None = None, batch_size: int = 1,
     learning_rate: float = 1e-4, lora: int | None = None, control: bool = False, seed: int = 0,
     progress: Progress | None = None, **training: Any,
@@ -100,21 +89,21 @@ def adapt(
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
         output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
-        If `encoding` only adds to the scores, as wavelets and ALiBi do, "auto" also keeps the fast
-        pairs of the stock rotation, or all pairs of a model that rotates a fraction. Then it gives
-        wavelets biases and a projection.
+        If the encoding only adds to the scores, as wavelets and ALiBi do, "auto" also keeps the
+        fast pairs of the stock rotation, or all pairs of a model that rotates a fraction. Then it
+        gives wavelets biases and a projection.
     folder : path, optional
         Where the model, its tokenizer and results are written, and checkpoints meanwhile. The same
         call with the same folder goes on where an interrupted one stopped.
     tokenizer : PreTrainedTokenizer, optional
         Needed for texts.
     lengths : sequence of int, optional
-        Lengths of the perplexities, in tokens. None takes `length` and twice `length`.
+        Lengths of the perplexities, in tokens. The default is `length` and twice that.
     held_out : int, optional
-        Tokens at the end of the data that measure perplexity, and that training does not see. None
-        takes 16384, or a quarter of shorter data, but at least the largest of `lengths`.
+        Tokens at the end of the data that measure perplexity, and that training does not see. The
+        default is 16384, or a quarter of shorter data, but at least the largest of `lengths`.
     batch_size : int
-        Sequences of a step, in each process.
+        Sequences of a step, on each device.
     learning_rate : float
         The rate of the weights; parameters of an encoding have ten times, transfer steps three
         times that rate.
@@ -122,8 +111,8 @@ def adapt(
         The rank of LoRA adapters (needs PEFT), which are merged at the end. The weights stay fixed;
         parameters of an encoding are trained without adapters.
     control : bool
-        Also train a copy of the stock model on the same tokens at half the rate. A finished
-        `folder` that has no control gets one.
+        Also train a copy of the stock model on the same tokens at half the rate. A finished folder
+        that has no control gets one.
     seed : int
         The seed of torch, and of the order of the data.
     progress : callable, optional
@@ -141,8 +130,8 @@ def adapt(
     ImportError
         accelerate is missing, or for `lora` PEFT.
     TypeError, ValueError
-        An argument is wrong or does not fit the model; there are too few tokens; or `folder` holds
-        another adaptation.
+        An argument is wrong or does not fit the model; there are too few tokens; `folder` holds
+        another adaptation; or accelerate has not joined the processes that a launcher started.
     OSError
         Another process works in `folder`, or the system cannot write there.
 
@@ -155,43 +144,56 @@ def adapt(
     ----------
     Transfer: Zhang et al., "LoLCATs", 2024, arXiv 2410.10254.
     """
-    check_training(training)
-    source = encoding_of(model)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ..hf import encoding_of, families
+    from ..hf.layers import LayerEncodings
+    from ..hf.patching import warn_of_scales
+    from . import recipes, trainer
+    from .plan import Plan
+
+    trainer.check_training(training)
     base = families.decoder(model)
-    length = checks.integer("length", length, 2)
-    batch_size = checks.integer("batch_size", batch_size, 1)
-    lora = None if lora is None else checks.integer("lora", lora, 1)
-    seed = checks.integer("seed", seed, 0)
-    learning_rate = checks.positive("learning_rate", learning_rate)
-    training = {k: x.item() if isinstance(x, np.generic) else x for k, x in training.items()}
-    tokens = checks.integer("tokens", tokens, 1)
-    rows_of_step = _rows_of_step(tokens, length, batch_size, training)
-    steps = tokens // (length * rows_of_step)
-    lengths = [checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
-    chosen = recipes.choose(recipe, encoding, base, length, source)
-    ids = token_ids(data, tokenizer)
-    known = base.get_input_embeddings().num_embeddings
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
-        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {known} tokens")
+    settings = checked({
+        "encoding": encoding, "recipe": recipe, "tokens": tokens, "length": length,
+        "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
+        "lengths": lengths, "held_out": held_out,
+    })  # fmt: skip
+    tokens, length, batch_size, rate, seed = (
+        settings[name] for name in ("tokens", "length", "batch_size", "learning_rate", "seed")
+    )
+    lengths, training = settings["lengths"] or [length, 2 * length], checked(training)
+    arguments = trainer.training_arguments(
+        training, seed=seed, per_device_train_batch_size=batch_size
+    )
+    rows_of_step = trainer.rows_of(model, arguments)
+    if tokens < (least := length * rows_of_step):
+        raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
+    steps = tokens // least
+    chosen: Any = recipe  # that of `experiments` is chosen already
+    if not isinstance(recipe, recipes.Recipe):
+        chosen = recipes.choose(recipe, encoding, base, length, encoding_of(model))
+    ids = trainer.token_ids(data, tokenizer, base.get_input_embeddings().num_embeddings)
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
-    held_out_ids, rows = _split(ids, length, checks.integer("held_out", held_out, max(lengths)))
+    held_out = checks.integer("held_out", held_out, max(lengths))
+    held_out_ids, rows = trainer.held_out_and_rows(ids, length, held_out)
     passes = steps * rows_of_step / len(rows)
-    rows = rows[_order(len(rows), steps * rows_of_step, seed)]
-    _check_fit(model, chosen.encoding)
-    settings = {
-        "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
-        "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
-        "lengths": lengths, "held_out": len(held_out_ids),
-        "model": str(model.config._name_or_path), "weights": model_digest(model),
+    rows = rows[trainer.order(len(rows), steps * rows_of_step, seed)]
+    recipes.check_fit(model, chosen.encoding)
+    settings |= {
+        "encoding": str(chosen.encoding), "recipe": chosen.name, "lengths": lengths,
+        "held_out": held_out, "model": str(model.config._name_or_path),
+        "weights": trainer.model_digest(model),
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
     plan = Plan(
-        "adapted", seed, steps, batch_size, length, learning_rate, warm_up=WARM_UP, last_rate=0,
+        "adapted", seed, steps, batch_size, length, rate, warm_up=WARM_UP, last_rate=0,
         decay=0, learned_rate=LEARNED_RATE, transfer=chosen.transfer(steps),
     )  # fmt: skip
-    with Run.opened(folder, settings) as run:
+    with trainer.Run.opened(folder, settings, is_first=arguments.process_index == 0) as run:
 
         def measure(name: str, model: Any) -> None:
             run.measure(name, model, held_out_ids, lengths, progress)
@@ -199,11 +201,11 @@ def adapt(
         control = control and "control" not in run.perplexity
         if control or not run.finished:
             if not hasattr(model, "hf_device_map"):  # else it has its places already
-                model.to(training_arguments(plan, training, run.folder).device)
+                model.to(arguments.device)
             measure("stock", model)
         if control:
-            stock, rate = copy.deepcopy(model), learning_rate / 2
-            halved = dataclasses.replace(plan, name="control", transfer=0, rate=rate)
+            stock = copy.deepcopy(model)
+            halved = dataclasses.replace(plan, name="control", transfer=0, rate=rate / 2)
             run.train(stock, None, rows, halved, training, progress)
             measure("control", stock)
             del stock
@@ -213,10 +215,10 @@ def adapt(
         else:
             teacher = recipes.Teacher(copy.deepcopy(model)) if plan.transfer else None
             torch.manual_seed(seed)
-            model = _swapped(model, chosen.encoding)
+            model = recipes.swapped(model, chosen.encoding)
             warn_of_scales(model, LayerEncodings(chosen.encoding), length)
             measure("swapped", model)
-            trained = model if lora is None else with_adapters(model, lora)
+            trained = model if lora is None else trainer.with_adapters(model, lora)
             run.train(trained, teacher, rows, plan, training, progress)
             if lora is not None:
                 model = trained.merge_and_unload()
@@ -228,72 +230,14 @@ def adapt(
         )  # fmt: skip
 
 
-def _rows_of_step(tokens: int, length: int, batch_size: int, training: Mapping[str, Any]) -> int:
-    """Return the rows of a step, of all processes."""
-    parts = training.get("gradient_accumulation_steps", 1)
-    rows = batch_size * checks.integer("gradient_accumulation_steps", parts, 1)
-    rows *= int(os.environ.get("WORLD_SIZE", "1"))
-    if tokens < (least := length * rows):
-        raise ValueError(f"tokens must be at least those of one step, {least}, got {tokens}")
-    return rows
-
-
-def _check_fit(model: Any, encoding: Encoding) -> None:
-    """Raise ValueError if the model cannot have the encoding, before the work begins."""
-    config = model.config.to_dict()
-    kind = TYPE_PREFIX + str(config["model_type"]).removeprefix(TYPE_PREFIX)
-    name = CLASS_PREFIX + type(model).__name__.removeprefix(CLASS_PREFIX)
-    config |= {"model_type": kind, "architectures": [name], "position_encoding": str(encoding)}
-    empty_model("the model", config, LayerEncodings(encoding))
-
-
-def _swapped(model: Any, encoding: Encoding) -> Any:
-    """Return the model with another encoding; only a stock model can change in place."""
-    before = encoding_of(model)
-    if before is None:
-        return patch(model, encoding)
-    if before == str(encoding):
-        return model
-    with tempfile.TemporaryDirectory() as place, without_bars():
-        model.save_pretrained(f"{place}/before")
-        convert(f"{place}/before", f"{place}/after", encoding)
-        swapped = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
-    swapped.config._name_or_path = model.config._name_or_path
-    return swapped.to(model.device)
-
-
-def token_ids(data: Any, tokenizer: Any) -> Tensor:
-    """Return all token ids, int64 of shape (n,). A text ends with the end-of-text token."""
-    if isinstance(data, Tensor):
-        if data.dim() != 1 or data.is_floating_point():
-            raise TypeError(f"data must be 1-D and of integers, got {data.dtype} {data.dim()}-D")
-        return data.to("cpu", torch.int64)
-    rows: Iterable[Any] = [data] if isinstance(data, str) else data
-    parts, end = [], getattr(tokenizer, "eos_token_id", None)
-    for row in rows:
-        ids = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
-        if isinstance(ids, str):
-            if tokenizer is None:
-                raise ValueError("data holds texts, so adapt needs the model's tokenizer=")
-            ids = tokenizer(ids, add_special_tokens=False, verbose=False)["input_ids"]
-            ids = [*ids, *([] if end is None else [end])]
-        if ids is None:
-            raise ValueError(f"rows of data need 'input_ids' or 'text', got {sorted(row)}")
-        parts.append(torch.as_tensor(ids, dtype=torch.int64))
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
-
-
-def _split(ids: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return the last `count` tokens (count,), and rows of `length` tokens to train on."""
-    needs = f"{count} to measure and {length} to train on"
-    if len(ids) < count + length:
-        raise ValueError(f"data has {len(ids)} tokens; needs {needs}")
-    ids, held_out = ids[:-count], ids[-count:]
-    return held_out, ids[: len(ids) // length * length].view(-1, length)
-
-
-def _order(rows: int, count: int, seed: int) -> Tensor:
-    """Return `count` indices of rows: each row once in a random order, then again in another."""
-    generator = torch.Generator().manual_seed(seed)
-    times = -(-count // rows)
-    return torch.cat([torch.randperm(rows, generator=generator) for _ in range(times)])[:count]
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as plain values; TypeError or ValueError if a number is wrong."""
+    plain = {k: x.item() if isinstance(x, np.generic) else x for k, x in options.items()}
+    for name, least in _LEAST.items():
+        if plain.get(name) is not None:
+            plain[name] = checks.integer(name, plain[name], least)
+    if "learning_rate" in plain:
+        plain["learning_rate"] = checks.positive("learning_rate", plain["learning_rate"])
+    if plain.get("lengths"):
+        plain["lengths"] = [checks.integer("lengths", n, 2) for n in plain["lengths"]]
+    return plain

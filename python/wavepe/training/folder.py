@@ -17,7 +17,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +27,7 @@ from ..common.errors import UsageError
 from ..common.files import (
     DISK_ERRORS,
     leading_names,
-    lock_folder,
+    locked,
     new_file,
     new_folder,
     part_of,
@@ -58,17 +57,6 @@ def write_json(path: Path, value: Any) -> None:
         part.write_text(text, "utf-8", "backslashreplace")
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """Make the folder, and lock it for this process; yield the file that holds the lock."""
-    with writing(folder):
-        lock = lock_folder(folder)
-    try:
-        yield lock
-    finally:
-        os.close(lock)
-
-
 def refuse_changes(
     folder: Path, kind: str, before: Mapping[str, Any], now: Mapping[str, Any], advice: str = ""
 ) -> None:
@@ -91,13 +79,17 @@ def _shown(value: Any) -> str:
     return "not given" if value in (None, []) else text
 
 
+def _dict_of(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file that holds a dict; an empty one for other files."""
+    with suppress(UsageError):
+        if isinstance(content := read_json(path), dict):
+            return content
+    return {}
+
+
 def results_of_adapt(folder: Path) -> dict[str, Any] | None:
     """Return what `adapt` has written to the results.json in a folder; None if it did not."""
-    try:
-        results = read_json(folder / RESULTS)
-    except UsageError:
-        return None
-    settings = results.get("settings") if isinstance(results, dict) else None
+    settings = (results := _dict_of(folder / RESULTS)).get("settings")
     return results if isinstance(settings, dict) and "recipe" in settings else None
 
 
@@ -114,12 +106,8 @@ def check_adaptation(folder: Path) -> dict[str, Any] | None:
 
 def settings_of_comparison(folder: Path) -> dict[str, Any] | None:
     """Return the settings.json of a comparison, or of a copy of one; None for other folders."""
-    try:
-        settings = read_json(folder / _SETTINGS)
-    except UsageError:
-        return None
-    ours = isinstance(settings, dict) and {"encodings", "text_sha256"} <= settings.keys()
-    return settings if ours else None
+    settings = _dict_of(folder / _SETTINGS)
+    return settings if {"encodings", "text_sha256"} <= settings.keys() else None
 
 
 class ComparisonFolder:

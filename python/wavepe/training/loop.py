@@ -184,10 +184,8 @@ def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> None:
 def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
     """Yield a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP."""
     noted: list[Callable[[], Any]] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    numbers = (signal.SIGINT, *TERMINATION_SIGNALS)
+    is_main = threading.current_thread() is threading.main_thread()  # others get no signals
+    numbers = (signal.SIGINT, *TERMINATION_SIGNALS) if is_main else ()
     raising = (signal.default_int_handler, raise_interrupt)  # others are ignored, or another code's
     handlers: dict[int, Any] = {n: x for n in numbers if (x := signal.getsignal(n)) in raising}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -15,12 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from .. import encodings
 from ..encodings import Encoding, RoPE
 from ..hf import families, rope_config
+from ..hf.config import CLASS_PREFIX
+from ..hf.conversion import convert, empty_model
+from ..hf.layers import LayerEncodings
+from ..hf.patching import encoding_of, patch
 from ..hf.rope_config import Slot
 from ..hf.rotary import with_base
+from .device import without_bars
 
 RECIPES = ("auto", "plain", "transfer")
 SHARE, MOST = 1 / 3, 30  # of transfer steps; more than 30 gain nothing
@@ -28,8 +35,9 @@ TURNS = 6  # within the training length, of a pair to keep: slower ones fail on 
 
 
 class Recipe(NamedTuple):
-    """The encoding, with the pairs that are kept; whether to transfer; and the reason."""
+    """A recipe for an encoding, with the pairs that are kept; and the reason."""
 
+    name: str
     encoding: Encoding
     transfers: bool
     why: str
@@ -49,19 +57,19 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     encoding, as_given = encodings.encoding(spec), f"{name}: the encoding as it is given"
     if name == "plain":
-        return Recipe(encoding, False, f"{as_given}; every step trains on the next token")
+        return Recipe(name, encoding, False, f"{as_given}; every step trains on the next token")
     if name == "transfer":
-        return Recipe(encoding, True, as_given)
+        return Recipe(name, encoding, True, as_given)
     rope, why = None, "it does not only add to all scores"
     if encoding.terms and not (encoding.rotary or encoding.adds or any(encoding.layers)):
         rope, why = _kept_rotation(base, length, source)
     if rope is None:
-        return Recipe(encoding, True, f"{as_given}, because {why}")
+        return Recipe(name, encoding, True, f"{as_given}, because {why}")
     parts = [_richer(part) for part in encoding.parts]
     why = f"auto: keeps {why} (fraction {rope.fraction:g})"
     if parts != list(encoding.parts):
         why += ", and gives wavelets biases and a projection"
-    return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
+    return Recipe(name, encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
 
 
 def _richer(part: Encoding) -> Encoding:
@@ -101,6 +109,30 @@ def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, st
     # rounded down, it would lose a pair
     rope = dataclasses.replace(rope, fraction=math.ceil(1e6 * turning / len(frequencies)) / 1e6)
     return rope, f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
+
+
+def check_fit(model: Any, encoding: Encoding) -> None:
+    """Raise ValueError if the model cannot have the encoding, before the work begins."""
+    config = model.config.to_dict()
+    kind = families.TYPE_PREFIX + str(config["model_type"]).removeprefix(families.TYPE_PREFIX)
+    name = CLASS_PREFIX + type(model).__name__.removeprefix(CLASS_PREFIX)
+    config |= {"model_type": kind, "architectures": [name], "position_encoding": str(encoding)}
+    empty_model("the model", config, LayerEncodings(encoding))
+
+
+def swapped(model: Any, encoding: Encoding) -> Any:
+    """Return the model with another encoding; only a stock model can change in place."""
+    before = encoding_of(model)
+    if before is None:
+        return patch(model, encoding)
+    if before == str(encoding):
+        return model
+    with tempfile.TemporaryDirectory() as place, without_bars():
+        model.save_pretrained(f"{place}/before")
+        convert(f"{place}/before", f"{place}/after", encoding)
+        new = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
+    new.config._name_or_path = model.config._name_or_path
+    return new.to(model.device)
 
 
 class Teacher:

@@ -22,7 +22,7 @@ from torch.utils.data import SequentialSampler
 from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
-from ..common.files import writing
+from ..common.files import locked, writing
 from ..common.labels import suggestion
 from ..common.runtime import command_for
 from ..hf.folder import note_perplexities
@@ -32,7 +32,6 @@ from .device import without_bars
 from .folder import (
     RESULTS,
     check_adaptation,
-    locked,
     refuse_changes,
     results_of_adapt,
     write_json,
@@ -40,6 +39,10 @@ from .folder import (
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"
+BUSY = (
+    "another process is writing there, and accelerate has not joined it with this one: start both "
+    "by torchrun or accelerate launch, or give another folder"
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -96,6 +99,16 @@ def _trainer(
             return (loss, None) if options.get("return_outputs") else loss
 
     class Report(transformers.TrainerCallback):
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
+        ) -> None:
+            of_step = train_dataloader.total_batch_size * args.gradient_accumulation_steps
+            if of_step * plan.steps != len(rows):
+                raise ValueError(
+                    f"Trainer reads {of_step} sequences in a step, and adapt counts "
+                    f"{len(rows) // plan.steps}: give no split_batches and no parallelism of models"
+                )
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if progress is not None:
                 progress(plan.name, state.global_step, plan.steps)
@@ -128,38 +141,52 @@ def check_training(training: Iterable[str]) -> None:
             raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
 
 
-def training_arguments(plan: Plan, training: Mapping[str, Any], folder: Path) -> Any:
-    """Return the TrainingArguments, which also know the device; `training` are the user's."""
+def training_arguments(training: Mapping[str, Any], **ours: Any) -> Any:
+    """Return the TrainingArguments, which know device and processes; `training` are the user's."""
     old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
     if new in transformers.TrainingArguments.__dataclass_fields__:
         training = {key.replace(old, new): value for key, value in training.items()}
     arguments = {
-        "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
-        "per_device_train_batch_size": plan.batch, "report_to": "none", "disable_tqdm": True,
-        "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
-        "ddp_find_unused_parameters": plan.transfer > 0,
-        "dataloader_pin_memory": torch.cuda.is_available(), **training,
+        "report_to": "none", "disable_tqdm": True, "save_total_limit": 2, "logging_steps": 10,
+        "dataloader_pin_memory": torch.cuda.is_available(), **ours, **training,
     }  # fmt: skip
     return transformers.TrainingArguments(**arguments)
+
+
+def rows_of(model: Any, arguments: Any) -> int:
+    """Return the sequences of a step, of all devices and of all processes that accelerate joins."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    if len(places) > 1 or any(torch.device(place) != arguments.device for place in places):
+        arguments._n_gpu = 1  # as in Trainer: its GPUs share a sequence
+    joined, started = arguments.world_size, 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        started = torch.distributed.get_world_size()
+    if joined == 1 < started:  # each would train the whole model, and write the same folder
+        raise ValueError(
+            f"a launcher started {started} processes, and accelerate does not join them on "
+            f"{arguments.device.type}: give use_cpu=True to train on the CPU"
+        )
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * joined
 
 
 class Run:
     """An adaptation and its folder: what is done is not done again.
 
-    Of several processes only rank 0 locks, checks and writes the folder: the others could see a
+    Of several processes only the first locks, checks and writes the folder: the others could see a
     file half-written, or weights that FSDP left out.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], *, is_kept: bool) -> None:
-        self.folder, self.settings, self.is_kept = folder, settings, is_kept
-        self.writes = is_kept and _is_first_process()
-        results = check_adaptation(folder) if _is_first_process() else results_of_adapt(folder)
+    def __init__(
+        self, folder: Path, settings: dict[str, Any], *, is_kept: bool, is_first: bool
+    ) -> None:
+        self.folder, self.settings, self.writes = folder, settings, is_kept and is_first
+        results = check_adaptation(folder) if is_first else results_of_adapt(folder)
         figures = (results or {}).get("perplexity", {})
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in figures.items()}
         self.seconds: dict[str, float] = (results or {}).get("seconds", {})
         if results is None:
             self._write()
-        elif _is_first_process():
+        elif is_first:
             # Earlier versions knew a model by its name alone.
             ignored = "model" if "weights" in results["settings"] else "weights"
             before, now = ({**x, ignored: None} for x in (results["settings"], settings))
@@ -168,13 +195,13 @@ class Run:
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
+    def opened(cls, folder: Any, settings: dict[str, Any], *, is_first: bool) -> Iterator[Run]:
         """Yield the run, in a temporary folder for None; OSError if another run works there."""
         with ExitStack() as stack:
             path = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
-            if folder is not None and _is_first_process():
-                stack.enter_context(locked(path))
-            yield cls(path, settings, is_kept=folder is not None)
+            if folder is not None and is_first:
+                stack.enter_context(locked(path, BUSY))
+            yield cls(path, settings, is_kept=folder is not None, is_first=is_first)
 
     @property
     def finished(self) -> bool:
@@ -205,10 +232,13 @@ class Run:
     ) -> None:  # fmt: skip
         """Train a model, from its last whole checkpoint if there is one."""
         folder = self.folder / CHECKPOINTS / plan.name
-        if _is_first_process():
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        arguments = training_arguments(plan, training, folder)
+        arguments = training_arguments(
+            training, output_dir=str(folder), max_steps=plan.steps, seed=plan.seed,
+            per_device_train_batch_size=plan.batch, save_steps=max(1, plan.steps // 20),
+            ddp_find_unused_parameters=plan.transfer > 0,
+        )  # fmt: skip
         with writing(self.folder), without_bars(), _restored(model):  # a full disk has its name
             trainer = _trainer(model, teacher, rows, plan, arguments, progress)
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
@@ -218,13 +248,11 @@ class Run:
 
     def finish(self, model: Any, tokenizer: Any) -> None:
         """Write the model, and remove the checkpoints."""
-        if not self.is_kept:
-            return
         weights = model.state_dict()
         for name, x in weights.items():
             if hasattr(x, "full_tensor"):  # FSDP2 shards: all processes must gather them
                 weights[name] = x.full_tensor()
-        if not _is_first_process():
+        if not self.writes:
             return
         with writing(self.folder), without_bars():
             model.save_pretrained(self.folder, state_dict=weights)
@@ -273,10 +301,6 @@ def model_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the last checkpoint that is whole: Trainer writes its state last."""
     steps = {}
@@ -284,3 +308,55 @@ def _last_checkpoint(folder: Path) -> str | None:
         with suppress(ValueError, KeyError):
             steps[json.loads(state.read_text("utf-8"))["global_step"]] = str(state.parent)
     return steps[max(steps)] if steps else None
+
+
+def token_ids(data: Any, tokenizer: Any, known: int) -> Tensor:
+    """Return all token ids, int64 of shape (n,), below `known`."""
+    if not isinstance(data, Tensor):
+        data = _ids_of_rows(data, tokenizer)
+    elif data.dim() != 1 or data.is_floating_point():
+        raise TypeError(f"data must be 1-D and of integers, got {data.dtype} {data.dim()}-D")
+    ids = data.to("cpu", torch.int64)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {known} tokens")
+    return ids
+
+
+def _ids_of_rows(data: Any, tokenizer: Any) -> Tensor:
+    """Return the ids of texts, each with the end-of-text token, or of rows of ids."""
+    if isinstance(data, str | os.PathLike) and os.path.exists(data):
+        raise ValueError(
+            f"data is the path {os.fspath(data)!r}, and adapt takes texts: give its text, or call "
+            "wavepe.experiments.adapt, which reads files"
+        )
+    rows: Iterable[Any] = [data] if isinstance(data, str) else data
+    parts, end = [], getattr(tokenizer, "eos_token_id", None)
+    for row in rows:
+        if not isinstance(row, str | Mapping):
+            raise TypeError(f"rows of data must be texts or dicts, got {type(row).__name__}")
+        ids = row if isinstance(row, str) else row.get("input_ids", row.get("text"))
+        if isinstance(ids, str):
+            if tokenizer is None:
+                raise ValueError("data holds texts, so adapt needs the model's tokenizer=")
+            ids = tokenizer(ids, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = [*ids, *([] if end is None else [end])]
+        if ids is None:
+            raise ValueError(f"rows of data need 'input_ids' or 'text', got {sorted(row)}")
+        parts.append(torch.as_tensor(ids, dtype=torch.int64))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+def held_out_and_rows(ids: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the last `count` tokens (count,), and rows of `length` tokens to train on."""
+    needs = f"{count} to measure and {length} to train on"
+    if len(ids) < count + length:
+        raise ValueError(f"data has {len(ids)} tokens; needs {needs}")
+    ids, held_out = ids[:-count], ids[-count:]
+    return held_out, ids[: len(ids) // length * length].view(-1, length)
+
+
+def order(rows: int, count: int, seed: int) -> Tensor:
+    """Return `count` indices of rows: each row once in a random order, then again in another."""
+    generator = torch.Generator().manual_seed(seed)
+    times = -(-count // rows)
+    return torch.cat([torch.randperm(rows, generator=generator) for _ in range(times)])[:count]
