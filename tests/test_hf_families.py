@@ -10,14 +10,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from encoding_cases import ASKED, LEARNED
+from encoding_cases import ASKED, HEAD, LEARNED
 from hf_families import FAMILIES, LAYERS, UNROTATED, VOCABULARY, Reference, build, by_turns, stirred
 from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf import attention, families, masks
 from wavepe.hf.families import decoder
 from wavepe.hf.pairs import APPLY
-from wavepe.positions import Rotated
+from wavepe.positions import Rotated, Scores
 
 SPECS = (*EACH_ENTRY, *LEARNED)
 LENGTH = 20  # more than three windows
@@ -370,7 +370,8 @@ def test_the_layers_of_a_stock_model_rotate_as_the_record_says(family, options, 
         layer.register_forward_hook(lambda *_: rotated.append(0))
     base(tokens(1, 5))
     calls = "".join(map(str, rotated)).split("0")[:-1]
-    assert [bool(ones) for ones in calls] == [slot is not None for slot in families.slots(base)]
+    slots = [families.slot(base.config, layer, i) for i, layer in enumerate(layers)]
+    assert [bool(ones) for ones in calls] == [slot is not None for slot in slots]
 
 
 def test_each_supported_family_has_a_row_here():
@@ -479,8 +480,15 @@ def test_several_tables_are_scaled_as_one(family):
     assert close(*found, FLOAT32)
 
 
-@pytest.mark.parametrize("family", sorted({"gpt_neox", "phi3", "stablelm"} & {*FAMILIES}))
-def test_xpos_needs_heads_that_rotate_as_a_whole(family):
-    """Its factors would differ within a rotated pair, and the scores depend on the positions."""
-    with pytest.raises(ValueError, match=r"^xpos scales the pairs \(i, i \+ \d\) of a whole head"):
-        wavepe.hf.patch(build(family), "xpos")
+@pytest.mark.parametrize("family", sorted({"gpt_neox", "phi3", "stablelm", "glm4"} & {*FAMILIES}))
+def test_xpos_scales_the_dims_that_rotate(family):
+    """Else the factors would differ within a rotated pair, and the scores depend on positions."""
+    model = wavepe.hf.patch(build(family), "xpos:scale_base=6")
+    ids, score = tokens(2, LENGTH), families.attentions(model.base_model)[0].wavepe.score
+    moved = torch.arange(9, 9 + LENGTH)[None]
+    assert close(logits(model, ids, position_ids=moved), logits(model, ids), FLOAT32)
+    q, k = torch.randn(2, 1, 4, LENGTH, HEAD, generator=torch.Generator().manual_seed(0))
+    half, made = HEAD // 2, score.arguments(q, k, {})
+    part = Scores(score.encoding, half, 4, True).arguments(q[..., :half], k[..., :half], {})
+    assert torch.equal(made["q"], torch.cat([part["q"], q[..., half:]], -1))
+    assert torch.equal(made["k"], torch.cat([part["k"], k[..., half:]], -1))

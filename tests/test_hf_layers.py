@@ -57,11 +57,11 @@ def test_each_layer_has_its_own(spec, specs):
 def test_layers_that_are_not_named_keep_their_own():
     """The stock module's own numbers: a scaling that wavepe would compute otherwise, too."""
     model = tiny(num_hidden_layers=2)
-    model.model.rotary_emb.inv_freq *= 0.5
-    stock = logits(model, IDS)
     wavepe.hf.patch(model, {"1": "rope:theta=10000"})
+    model.model.rotary_emb.stock.inv_freq *= 0.5
     one = logits(model, IDS)
     wavepe.hf.unpatch(model)
+    stock = logits(model, IDS)
     wavepe.hf.patch(model, {"0-1": "rope:theta=10000"})
     both = logits(model, IDS)
     assert not close(one, stock, 1e-3)

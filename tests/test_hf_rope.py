@@ -247,6 +247,6 @@ def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
             return inv_freq / 2, factor
 
     model = wavepe.hf.patch(scaled("linear", factor=2.0), "halved")
-    assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [RopeRotation]
+    assert [type(m) for m in model.model.rotary_emb.rotations] == [RopeRotation]
     ids = tokens(1, LENGTH)
     assert close(logits(model, ids), logits(scaled("linear", factor=4.0), ids), 1e-5)

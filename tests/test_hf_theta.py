@@ -288,7 +288,7 @@ def test_compiled_models_follow():
 def test_patched_models(spec, tmp_path):
     model, ids = build("llama"), tokens(1, LENGTH)
     stock, patched = logits(model, ids), logits(wavepe.hf.patch(model, spec), ids)
-    theta = model.model.rotary_emb.rotations["all"][0].encoding.theta
+    theta = model.model.rotary_emb.rotations[0].encoding.theta
     cache = DynamicCache(config=model.config)
     logits(model, ids[:, :5], past_key_values=cache)
     set_theta(model, OTHER)

@@ -257,7 +257,8 @@ class Methods:
         q is (B, heads, m, d), k (B, key heads, n, d), both rotated if the encoding rotates. Their
         places are the int64 Tensors `queries` (B|1, m) and `keys` (B|1, n), of which only the
         differences matter. The vectors are made when they are needed: a cache holds k itself. The
-        factor on the products stays that of q's own size.
+        factor on the products stays that of q's own size. An encoding that rotates gets the dims of
+        a head that are rotated; the others stay as they are.
         """
         self._does_not_apply("score_vectors")
 

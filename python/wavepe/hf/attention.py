@@ -5,9 +5,8 @@ every layer without a tensor of queries x keys, with two exceptions. Weights tha
 and masks that are added to the scores need one. And where the device has no kernel, PyTorch's
 attention serves layers whose encoding leaves the scores alone.
 
-transformers knows this function as the attention "wavepe", and `masks.attention_mask` as the mask
-of the same name. Without a registered mask, transformers would pass no mask, and queries would see
-padding.
+transformers knows this function as the attention "wavepe", and `masks.attention_mask` as its mask.
+Without one it would pass no mask, and queries would see padding.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def attention_forward(
     layer: LayerState | None = getattr(module, "wavepe", None)
     pass_: Pass | None = kwargs.get(PASS)
     if layer is None:
-        layer = _stock_layer(module)
+        layer, sliding_window = _stock_layer(module), None  # a mask of the model has the window
         if position_bias is not None:
             kwargs["position_bias"] = position_bias
         _check_packed(kwargs, attention_mask)
@@ -193,11 +192,9 @@ def _learned(
     if score.has_decay and k.shape[-1] == q.shape[-1]:  # there is no cache
         # Layers that reuse keys take their decay, too, as they do from a cache.
         if families.stores_keys(module):
-            pass_.stored_terms[module.layer_type] = terms
-        stored: Terms | None = None
-        if families.reuses_keys(module):
-            stored = pass_.stored_terms.get(module.layer_type)
-        k = score.with_decay(k, terms if stored is None else stored)
+            pass_.reused[module.layer_type] = terms
+        reuses = families.reuses_keys(module)
+        k = score.with_decay(k, pass_.reused.get(module.layer_type, terms) if reuses else terms)
     return k, terms
 
 

@@ -11,7 +11,7 @@ import difflib
 import itertools
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -20,7 +20,8 @@ from transformers.utils import CONFIG_NAME
 from ..common.runtime import __version__
 from .families import ATTENTION, FAMILIES, TYPE_PREFIX, Family, is_stock
 from .folder import AUTO_CLASSES, OfFolder, auto_map, write_beside
-from .layers import LayerEncodings, StoredSpec, changed_encoding, spec_text
+from .layers import LayerEncodings, StoredSpec
+from .rotary_check import LIVE
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
@@ -33,23 +34,8 @@ ON_DISK = {
     "wavepe_version": __version__,  # nothing reads it
 }
 
-LIVE = "_wavepe_live"  # attribute: a `_Live`
-
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
-
-
-class _Live(NamedTuple):
-    """The layers and the encoding of a live model, whatever its configuration says later."""
-
-    config: int  # id of the configuration, which its copies do not have
-    layers: int
-    spec: StoredSpec
-
-
-def note_live(config: Any, layers: int) -> None:
-    """Note in the configuration of a model its layers and its encoding."""
-    config.__dict__[LIVE] = _Live(id(config), layers, config.position_encoding)
 
 
 class OwnConfig(OfFolder):
@@ -60,21 +46,6 @@ class OwnConfig(OfFolder):
     """
 
     _output_attentions: bool | None
-
-    def _check_live(self) -> None:
-        """Raise ValueError if the saved model would have another encoding than the live one."""
-        config: Any = self
-        spec, live = config.position_encoding, self.__dict__.get(LIVE)
-        if live is None:
-            return
-        if live.config == id(self) and live.spec != spec:
-            raise changed_encoding(live.spec, spec)
-        if live.layers != config.num_hidden_layers and LayerEncodings(spec).names_layers:
-            raise ValueError(
-                f"the position encoding {spec_text(spec)!r} names layers of {live.layers}, and "
-                f"num_hidden_layers is {config.num_hidden_layers} now: call "
-                "wavepe.hf.unpatch(model), and patch it with the layers that each part has now"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
@@ -87,7 +58,8 @@ class OwnConfig(OfFolder):
 
     def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Write the file and, beside a config.json, what lets any program load the folder."""
-        self._check_live()
+        if (link := self.__dict__.get(LIVE)) and (live := link()):
+            live.before_saving(self)
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
         if name == CONFIG_NAME and folder and self.is_of_wavepe():

@@ -82,7 +82,6 @@ _FAMILIES = (
     ),
     Family(
         "granite_swa", "scalings as in granite; attention sinks, windows, a base for each layer",
-        rotates=lambda x: bool(x.config.layer_rope_theta[x.layer_idx]),
         embedding_scale=lambda c: c.embedding_multiplier, is_recent=True,
     ),
     Family("mixtral", "the sliding window; the experts"),
@@ -220,29 +219,17 @@ def attentions(base: Any) -> list[Any]:
     return [getattr(layer, name) for layer in base.layers]
 
 
-def slots(base: Any) -> list[Slot | None]:
-    """Return the slot that rotates each layer; None for layers that the family does not rotate."""
-    config, family, layers = base.config, of(base.config), attentions(base)
-    if not family.is_rotary:
-        return [None] * len(layers)
-    rotates = family.rotates or (lambda layer: True)
-    return [_slot(config, i) if rotates(layer) else None for i, layer in enumerate(layers)]
-
-
-def _slot(config: Any, index: int) -> Slot:
+def slot(config: Any, layer: Any, index: int) -> Slot | None:
+    """Return the slot that rotates an attention layer; None if the family does not rotate it."""
+    family = of(config)
+    if not family.is_rotary or not (family.rotates is None or family.rotates(layer)):
+        return None
     if has_layer_types(config):
         return Slot(layer_type=config.layer_types[index])
     if bases := layer_bases(config):
-        return Slot(f"{EACH_BASE}{bases.index(config.layer_rope_theta[index])}")
+        base = config.layer_rope_theta[index]
+        return Slot(f"{EACH_BASE}{bases.index(base)}") if base else None
     return Slot()
-
-
-def gets_no_angles(layer: Any) -> bool:
-    """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
-    config = layer.config
-    if not of(config).is_rotary:
-        return True
-    return bool(layer_bases(config)) and not config.layer_rope_theta[layer.layer_idx]
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
@@ -295,9 +282,8 @@ def inputs_by_layer(base: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     It cannot look them up by embeddings that were changed.
     """
-    if kwargs.get("per_layer_inputs") is not None:
-        return {}
-    if not getattr(base, "hidden_size_per_layer_input", 0):
+    looks_up = getattr(base, "hidden_size_per_layer_input", 0)
+    if not looks_up or kwargs.get("per_layer_inputs") is not None:
         return {}
     inputs = base.get_per_layer_inputs(kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
     return {"per_layer_inputs": inputs}
@@ -319,10 +305,8 @@ FORGETS_TOKENS = (
 
 
 def recomputes_keys_after(config: Any) -> int:
-    """Return the length after which `generate` computes all keys again; 0 if it never does.
-
-    Phi-3 does so, because its frequencies change at that length.
-    """
+    """Return the length after which `generate` computes all keys again, as Phi-3 does where its
+    frequencies change; 0 if it never does."""
     return config.original_max_position_embeddings if of(config).recomputes_keys else 0
 
 

@@ -15,7 +15,7 @@ from ..positions import Learned, named_as_in
 from . import families
 from .absolute import AddAbsolute
 from .cache_guard import CacheGuard
-from .config import CONFIGS, EncodedConfig, note_live, patched_config, return_changes
+from .config import CONFIGS, EncodedConfig, patched_config, return_changes
 from .inkling import keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
@@ -24,6 +24,7 @@ from .parts import Builder, Parts, make_parts
 from .pass_hooks import PassHooks
 from .rope_config import Slot
 from .rotary import RopeRotation, Rotary
+from .rotary_check import LiveCheck, check_layers
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Installed:
     config: PretrainedConfig
     hooks: list[RemovableHandle] = field(default_factory=list)
     length_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
+    live: Any = None  # the `LiveCheck` of a base model
 
     def __getstate__(self) -> dict[str, Any]:
         # torch cannot unpickle the handle of a layer that was removed from the model.
@@ -57,7 +59,8 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for name, rotary in parts.rotaries.items():
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
-    record.hooks += PassHooks(base, record.config, record.spec, parts).attach(base)
+    record.live = LiveCheck(base, record.config)
+    record.hooks += PassHooks(base, record.live, parts).attach(base)
     if families.of(record.config).drops_arguments:
         for whole in base.layers:
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
@@ -66,7 +69,6 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
         record.hooks.append(hook)
         keep_queries(attention, layer.score)
-    note_live(record.config, len(parts.layers))
     base._wavepe = record
 
 
@@ -89,19 +91,20 @@ def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
             "wavepe.hf.unpatch(model) first"
         )
     encoded = patched_config(config, choice.stored())
+    check_layers(base, encoded, type(families.attentions(base)[0]))
     with torch.device("meta" if next(base.parameters()).is_meta else "cpu"):  # not the default
         parts = make_parts(choice, base, encoded)
     for layer in families.attentions(base):
         release_attention(layer)
     _attach(base, parts, Installed(choice.stored(), type(model).__name__, config, encoded))
-    replace_config(model, config, encoded)
+    replace_configs(model, {id(config): encoded})
 
 
 def adopt(model: nn.Module) -> None:
     """Give a head around a patched LlamaModel the configuration of that model."""
     base: Any = model.base_model
     record: Any = installed(base)
-    replace_config(model, record.stock, record.config)
+    replace_configs(model, {id(record.stock): record.config})
     record.owner = type(model).__name__
 
 
@@ -142,17 +145,18 @@ def uninstall(model: nn.Module) -> None:
             base.set_submodule(name, module.stock)
     detach(base, families.attentions(base))
     return_changes(record.config, record.stock)
-    replace_config(model, record.config, record.stock)
+    replace_configs(model, {id(record.config): record.stock})
     del base._wavepe
 
 
-def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfig) -> None:
-    """Replace `old` by `new` in every module that holds it."""
+def replace_configs(model: nn.Module, new: dict[int, Any]) -> None:
+    """Replace configurations by new ones, listed by the ids of the old ones, in every module."""
     for module in model.modules():
-        if module.__dict__.get("config") is old:
-            module.config = new
-            if "name_or_path" in module.__dict__:
-                module.name_or_path = new._name_or_path
+        for key, value in vars(module).items():
+            if isinstance(value, PretrainedConfig) and id(value) in new:
+                setattr(module, key, new[id(value)])
+                if "name_or_path" in vars(module):
+                    module.name_or_path = new[id(value)]._name_or_path
 
 
 # ---------------------------------------------------------------- a larger model
@@ -184,8 +188,8 @@ def check_owner(owner: PreTrainedModel) -> None:
 
 def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None:
     """Install an encoding in a layer that stands alone; the layer computes its own angles."""
-    stock = attention.config
-    encoded = patched_config(stock, choice.stored())
+    stock, spec = attention.config, choice.stored()
+    encoded = patched_config(stock, spec)
     builder = Builder(encoded, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
     combined = choice.everywhere
@@ -199,7 +203,6 @@ def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None
     if encoding.learns:
         learned = Learned(named_as_in(combined, encoding), *size, True, dim=encoded.hidden_size)
         attach(attention, None, {attention: learned})
-    spec = choice.stored()
     hooks = [
         attention.register_forward_pre_hook(before_attention, with_kwargs=True),
         attention.register_forward_hook(after_attention, with_kwargs=True),

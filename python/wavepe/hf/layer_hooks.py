@@ -18,6 +18,7 @@ from .learned import MODULE_NAME, SharedLearned
 from .pairs import Layout
 from .passes import PASS, Pass
 from .rotary import CosSin, Rotary
+from .rotary_check import check_config, check_rope
 
 # The argument is the number of queries; transformers 5.0 takes their places instead.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
@@ -30,6 +31,7 @@ class LayerState:
     names: tuple[str, ...]  # of the positional arguments of the layer's forward
     score: Scores | None = None
     shared: SharedLearned | None = None  # a layer's own are in its module `position_encoding`
+    rope: dict[str, Any] | None = None  # parameters; {}: its own base; None: it has no positions
     angle_layout: Layout | None = None  # if terms of a rotary encoding read queries unrotated
     rotation: int | None = None  # index of this layer's rotation, if the model has several
     rotary: Rotary | None = None  # of a layer that stands alone
@@ -118,13 +120,15 @@ def before_attention(
     if pass_.cache is not None and not pass_.queries_last:
         pass_.offset = _offset(module, pass_, hidden.shape[1])
     if layer.rotary is not None:
+        check_config(module.config, module._wavepe.spec)
+        check_rope(module, module.config, module.layer_idx)
         if layer.rotary.training != module.training:  # no child: module.train() does not reach it
             layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, pass_.counted_positions())
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
     angles = kwargs.get("position_embeddings")
-    if type(angles) is not CosSin and not (angles is None and families.gets_no_angles(module)):
+    if type(angles) is not CosSin and not (angles is None and layer.rope is None):
         raise ValueError(
             f"this {type(module).__name__} has the position encoding "
             f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "
@@ -174,7 +178,7 @@ def _offset(module: Any, pass_: Pass, queries: int) -> int | Tensor:
     index is a tensor () of its own: the cache goes on counting in its tensor while the layer runs.
     """
     if families.reuses_keys(module):
-        return pass_.offsets[module.layer_type]
+        return pass_.reused[module.layer_type]
     cached = pass_.cached
     if hasattr(pass_.cache, "get_query_offset"):
         cached = pass_.cache.get_query_offset(module.layer_idx)
@@ -183,5 +187,5 @@ def _offset(module: Any, pass_: Pass, queries: int) -> int | Tensor:
     _, first = pass_.cache.get_mask_sizes(size, module.layer_idx)
     offset = cached - first
     if families.stores_keys(module):
-        pass_.offsets[module.layer_type] = offset
+        pass_.reused[module.layer_type] = offset
     return offset

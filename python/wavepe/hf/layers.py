@@ -119,15 +119,6 @@ def is_hybrid(spec: Any) -> bool:
     return isinstance(spec, Mapping) and not {"name", "parts"} & set(spec)
 
 
-def changed_encoding(before: StoredSpec, now: StoredSpec) -> ValueError:
-    """Return the error for a configuration that names another encoding than its live model has."""
-    return ValueError(
-        f"config.position_encoding of a live model was changed from {spec_text(before)!r} to "
-        f"{spec_text(now)!r}, which has no effect: give it to from_pretrained, or patch a stock "
-        "model with it"
-    )
-
-
 def spec_text(stored: StoredSpec) -> str:
     """Write a spec, or the specs of a hybrid, on one line."""
     if isinstance(stored, str):

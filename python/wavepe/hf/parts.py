@@ -71,8 +71,11 @@ class Builder:
             if encoding.in_scores:
                 layer.set_score(self.score(encoding, size, size.head_dim))
             return layer
-        rope = None if encoding is None else encoding.rotary
+        rope: Any = None if encoding is None else encoding.rotary
         keeps_stock = encoding is None and slot is not None
+        reads_config = keeps_stock or (rope is not None and rope.theta is None)
+        if slot is not None:
+            layer.rope = rope_config.parameters(self.config, slot) if reads_config else {}
         slot = Slot() if slot is None else slot
         if keeps_stock and rope_config.follows_length(self.config, slot):
             # The family's module cannot tell which frequencies filled a cache; ours can.
@@ -83,30 +86,23 @@ class Builder:
         if key not in rotations:
             rotations.append(key)
             if slot.module not in self.parts.rotaries:
-                self.parts.rotaries[slot.module] = Rotary(stock, self.config, slot)
-            rotation = self.rotation(stock, slot, rope, dims, keeps_stock)
+                self.parts.rotaries[slot.module] = Rotary(stock)
+            rotation: nn.Module
+            if keeps_stock:
+                rotation = StockRotation(stock, slot)
+            elif rope is None:
+                rotation = IdentityRotation(dims, self.layout)
+            else:
+                rotation = RopeRotation(self.config, slot, dims, rope)
+                self.parts.cache_parts.append(rotation)
+            if reads_config:
+                check_rotary(stock, rope_config.of_slot(self.config, slot))
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = rotations.index(key)
-        if rope is not None and rope.has_vectors and not self.layout.interleaved:
-            _check_whole_head(rope, dims, size.head_dim)
         if encoding is not None and encoding.in_scores:
             layer.set_score(self.score(self.as_rotated(encoding, slot), size, dims))
             layer.angle_layout = None if rope is None else self.layout
         return layer
-
-    def rotation(
-        self, stock: nn.Module, slot: Slot, rope: Encoding | None, dims: int, keeps_stock: bool
-    ) -> nn.Module:
-        """Build the rotation of a slot."""
-        if rope is None:
-            return (
-                StockRotation(stock, slot) if keeps_stock else IdentityRotation(dims, self.layout)
-            )
-        rotation = RopeRotation(self.config, slot, dims, rope)
-        if rotation.reads_config:
-            check_rotary(stock, rope_config.of_slot(self.config, slot))
-        self.parts.cache_parts.append(rotation)
-        return rotation
 
     def as_rotated(self, encoding: Encoding, slot: Slot) -> Encoding:
         """Return the encoding with the base and the layout of the model, for a part that changes
@@ -163,21 +159,11 @@ class Builder:
         return encoding if encoding is None or self.rotates else without_own(encoding)
 
 
-def _check_whole_head(rope: Encoding, dims: int, head_dim: int) -> None:
-    """Raise ValueError if the factors of an encoding would differ within a rotated pair."""
-    if dims < head_dim:
-        raise ValueError(
-            f"{rope} scales the pairs (i, i + {head_dim // 2}) of a whole head, and this model "
-            f"rotates the pairs (i, i + {dims // 2}), {dims} of {head_dim} dims: take another "
-            "encoding, such as rope"
-        )
-
-
 def make_parts(choice: LayerEncodings, base: Any, config: PretrainedConfig) -> Parts:
     """Build all parts; ValueError if an encoding does not fit the model or its layers."""
     builder = Builder(config, base)
-    attentions, slots = families.attentions(base), families.slots(base)
-    sizes = families.sizes(base)
+    attentions, sizes = families.attentions(base), families.sizes(base)
+    slots = [families.slot(base.config, x, index) for index, x in enumerate(attentions)]
     chosen = choice.by_layer([slot is not None or not builder.rotates for slot in slots])
     layers = zip(attentions, slots, chosen, sizes, strict=True)
     for index, (attention, slot, encoding, size) in enumerate(layers):

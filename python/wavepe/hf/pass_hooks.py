@@ -10,29 +10,27 @@ from torch.utils.hooks import RemovableHandle
 from ..positions.tables import refuse_trace
 from . import families
 from .cache_guard import CacheGuard
-from .layers import StoredSpec, spec_text
+from .layers import spec_text
 from .parts import Parts
 from .passes import PASS, Pass
 from .replaced_code import ReplacedForwardCheck
-from .rotary import check_config
+from .rotary_check import LiveCheck
 from .sequences import measures_tokens, note_shifts, read_sequences
 
 
 class PassHooks:
     """Reads each pass through a base model, and checks it before and after."""
 
-    def __init__(self, base: nn.Module, config: Any, spec: StoredSpec, parts: Parts) -> None:
+    def __init__(self, base: nn.Module, live: LiveCheck, parts: Parts) -> None:
         self.names = families.argument_names(base)
-        self.spec, self.stored = spec_text(spec), spec
+        self.live, self.spec = live, spec_text(live.spec)
         self.forwards = ReplacedForwardCheck(base)
         self.absolute = parts.absolute
-        self.config = None if parts.rotaries else config  # else a `Rotary` looks at it
         scores = [layer.score for layer in parts.layers if layer.score is not None]
-        counting = (score.encoding for score in scores if measures_tokens(score.encoding))
-        self.counting = next(counting, None)
+        self.counting = next((x.encoding for x in scores if measures_tokens(x.encoding)), None)
         self.reads_positions = any(score.reads_positions for score in scores)
         self.cuts_logits = "logits_to_keep" in self.names
-        self.guard = CacheGuard.of(spec, parts.cache_parts)
+        self.guard = CacheGuard.of(live.spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
         # The first of all hooks, because others may read the positions that it finds.
@@ -46,8 +44,7 @@ class PassHooks:
         refuse_trace(self.spec)
         kwargs = pass_.kwargs
         self.forwards.before(pass_)
-        if self.config is not None:
-            check_config(self.config, self.stored)
+        self.live.before_pass(module.config, pass_.compiling)
         if pass_.weights is None:  # transformers asks by the argument or by the configuration
             pass_.weights = module.config.output_attentions
         if self.reads_positions and pass_.positions is None:

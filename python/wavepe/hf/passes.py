@@ -89,9 +89,8 @@ class Pass:
         self.use_cache: bool | None = kwargs.get("use_cache")
         self.weights: bool | None = kwargs.get("output_attentions")
         self.compiling = is_compiling()
-        self.offsets: dict[str, int | Tensor] = {}  # of layers whose keys others reuse, by type
+        self.reused: dict[str, Any] = {}  # by type, what layers keep for those that reuse keys
         self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
-        self.stored_terms: dict[str, Terms] = {}  # of layers whose keys others reuse, by type
 
     def mask_parts(self, mask: Tensor) -> masks.MaskParts:
         """Return `masks.mask_parts` of a mask, which most layers share."""

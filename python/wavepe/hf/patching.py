@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import (
 
 from ..encodings.wavelet import scale_hint
 from . import families
-from .config import EncodedConfig
+from .config import EncodedConfig, OwnConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import LayerEncodings, Spec
 from .lengths import GENERATE_HOOK, check_lengths
@@ -262,7 +262,7 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
     @functools.wraps(make_attention)
     def patched_init(self: LlamaAttention, *args: Any, **kwargs: Any) -> None:
         make_attention(self, *args, **kwargs)
-        if not isinstance(self.config, EncodedConfig):
+        if not isinstance(self.config, OwnConfig):
             install_attention(self, chosen)
 
     @functools.wraps(finish_model)

@@ -30,7 +30,7 @@ def has_layer_types(config: Any) -> bool:
 
 def parameters(config: Any, slot: Slot) -> dict[str, Any]:
     """Return base and scaling of a slot."""
-    whole = config.rope_parameters
+    whole = config.rope_parameters or {}
     if slot.module.startswith(EACH_BASE):
         base = layer_bases(config)[int(slot.module.removeprefix(EACH_BASE))]
         return {**whole, "rope_theta": base}
@@ -56,15 +56,14 @@ def layer_bases(config: Any) -> list[float]:
 def of_slot(config: Any, slot: Slot) -> Any:
     """Return the configuration that the stock module of a slot is built with."""
     if slot.module.startswith(EACH_BASE):
-        slot_parameters = parameters(config, slot)
-        config = copy.deepcopy(config)
-        config.rope_parameters = slot_parameters
+        kept, config = parameters(config, slot), copy.deepcopy(config)
+        config.rope_parameters = kept
     return config
 
 
 def bases(config: Any) -> Bases:
     """Return the base of each layer type; one base for all layers has the key `ALL_LAYERS`."""
-    whole = config.rope_parameters
+    whole = config.rope_parameters or {}
     if not has_layer_types(config):
         return {ALL_LAYERS: whole.get("rope_theta")}
     return {key: x.get("rope_theta") for key, x in whole.items() if isinstance(x, Mapping)}
@@ -74,9 +73,7 @@ def write_bases(config: Any, new: Bases) -> None:
     """Write new bases into a configuration; ValueError if a file would not keep them."""
     whole = config.rope_parameters
     if has_layer_types(config):
-        changed: dict[str, Any] = {
-            key: {**whole[key], "rope_theta": base} for key, base in new.items()
-        }
+        changed: dict[str, Any] = {k: {**whole[k], "rope_theta": x} for k, x in new.items()}
     else:
         changed = {"rope_theta": new[ALL_LAYERS]}
     config.rope_parameters = {**whole, **changed}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import warnings
 from typing import Any, NamedTuple, cast
@@ -17,12 +16,8 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule
 from . import families, rope_config
-from .families import ATTENTION
-from .layers import StoredSpec, changed_encoding, spec_text
 from .pairs import Layout
 from .rope_config import Slot, frequency_name
-
-ALL_TYPES = "all"
 
 
 class CosSin(NamedTuple):
@@ -39,70 +34,28 @@ class Rotary(nn.Module):
     """Replacement for the rotary module of a model.
 
     It computes the angles of all layers, and keeps the stock module so that `unpatch` can restore
-    it. It runs once in each forward pass, whatever the encoding, so it also checks that the
-    configuration has not changed. The stock module is a child, so it moves with the model; it adds
-    nothing to the state dict.
+    it. The stock module is a child, so it moves with the model; it adds nothing to the state dict.
     """
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig, slot: Slot) -> None:
+    def __init__(self, stock: nn.Module) -> None:
         super().__init__()
         self.stock = stock
-        # Granite SWA reads the base of each of its modules here.
-        has_own_base = slot.module.startswith(rope_config.EACH_BASE)
-        self.config: Any = stock.config if has_own_base else config
-        self.model_config: Any = config
-        self.spec: StoredSpec = config.position_encoding
-        self.rotations = nn.ModuleDict()  # layer type, or ALL_TYPES -> its different rotations
-        self._by_type: dict[str | None, list[nn.Module]] = {}  # the same, at hand
-        # The parameters of slots with a rotation that takes its base from the configuration.
-        self.config_parameters: dict[Slot, dict[str, Any]] = {}
-        self._all_parameters: Any = None  # of all slots, to see at once that none has changed
+        self.config: Any = stock.config  # Granite SWA reads the base of each of its modules here
+        self.rotations = nn.ModuleList()
+        self._by_type: dict[str | None, list[nn.Module]] = {}  # layer type -> those that differ
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
         """Add another rotation for layers of this slot."""
-        key = slot.layer_type or ALL_TYPES
-        if key not in self.rotations:
-            self.rotations[key] = nn.ModuleList()
-        cast(nn.ModuleList, self.rotations[key]).append(rotation)
+        self.rotations.append(rotation)
         self._by_type.setdefault(slot.layer_type, []).append(rotation)
-        if isinstance(rotation, RopeRotation) and rotation.reads_config:
-            self.config_parameters[slot] = rope_config.parameters(self.model_config, slot)
-            self._all_parameters = copy.deepcopy(self.model_config.rope_parameters)
         self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """Return `CosSin` in the dtype of x, or a tuple of them if the layers differ."""
-        check_config(self.model_config, self.spec)
-        checked = self.config_parameters and not torch.compiler.is_compiling()
-        if checked and self.model_config.rope_parameters != self._all_parameters:
-            self._check_parameters()
         rotations = self._by_type[layer_type]
         if len(rotations) == 1:
             return rotations[0].forward(x, position_ids)
         return tuple([rotation.forward(x, position_ids) for rotation in rotations])
-
-    def _check_parameters(self) -> None:
-        for slot, before in self.config_parameters.items():
-            now = rope_config.parameters(self.model_config, slot)
-            if now != before:
-                raise ValueError(
-                    f"the rope parameters of a live model were changed from {before} to {now}, "
-                    "which has no effect: call wavepe.hf.set_theta(model, theta), or unpatch the "
-                    "model and load it with the new configuration"
-                )
-
-
-def check_config(config: Any, spec: StoredSpec) -> None:
-    """Raise ValueError if a configuration says no longer what its live model does."""
-    if config._attn_implementation != ATTENTION:
-        raise ValueError(
-            f"the position encoding {spec_text(spec)!r} of this model needs "
-            f"attn_implementation={ATTENTION!r}, got {config._attn_implementation!r}: call "
-            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first, as "
-            "for continuous batching"
-        )
-    if config.position_encoding != spec:
-        raise changed_encoding(spec, config.position_encoding)
 
 
 class StockRotation(nn.Module):
@@ -116,9 +69,7 @@ class StockRotation(nn.Module):
         self.slot = slot
 
     def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
-        if self.slot.layer_type is None:
-            return CosSin(*self.stock(x, position_ids))
-        return CosSin(*self.stock(x, position_ids, self.slot.layer_type))
+        return CosSin(*self.stock(x, position_ids, *filter(None, [self.slot.layer_type])))
 
 
 class IdentityRotation(nn.Module):
@@ -153,7 +104,6 @@ class RopeRotation(nn.Module):
                 f"pairs {self.layout.pairs}"
             )
         self.config, self.slot = config, slot
-        self.reads_config = rope.theta is None
         self.encoding = with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
         self.rotation = FrequencySchedule(self.encoding, dims, config.max_position_embeddings)

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..common import checks
 from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard
-from .families import need_module
+from .families import attentions, need_module
+from .install import installed, replace_configs
 from .layers import is_hybrid, spec_text
 from .rope_config import ALL_LAYERS, Bases, frequency_name
 from .rotary import RopeRotation, Rotary
@@ -101,7 +102,8 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     if new.to_dict() == old.to_dict() and all(map(_rotate_alike, places, rebuilt)):
         return model
     names = list(map(_cache_name, stock))
-    _replace_configs(model, copies)
+    replace_configs(model, copies)
+    _renew_records(model, copies)
     for place, module in zip(places, rebuilt, strict=True):
         _copy_state(place.module, module)
     _guard_caches(stock, names)  # a patched model has a guard already
@@ -149,13 +151,14 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
 
 def _find_places(module: nn.Module, owner: nn.Module | None) -> Iterator[_Place]:
     """Find the rotary modules in use; the stock modules that a `Rotary` keeps are not."""
-    owner_or_self = module if owner is None else owner
+    owner_or_self: Any = module if owner is None else owner
     if isinstance(module, Rotary):
         rotations = [part for part in module.modules() if isinstance(part, RopeRotation)]
         encodings = {str(rotation.encoding) for rotation in rotations}
-        if len(encodings) != 1 or rotations[0].encoding.in_scores or is_hybrid(module.spec):
+        spec = owner_or_self.config.position_encoding
+        if len(encodings) != 1 or rotations[0].encoding.in_scores or is_hybrid(spec):
             raise ValueError(
-                f"this model has the position encoding {spec_text(module.spec)!r}, and set_theta "
+                f"this model has the position encoding {spec_text(spec)!r}, and set_theta "
                 "needs one rope for all layers, which does not act in the scores, too: call "
                 "wavepe.hf.unpatch(model), and patch it with the theta that each layer should have"
             )
@@ -222,18 +225,15 @@ def _copied_configs(model: nn.Module) -> dict[int, Any]:
     return copies
 
 
-def _replace_configs(model: nn.Module, copies: dict[int, Any]) -> None:
-    """Replace the configurations by their copies in every module of the model."""
+def _renew_records(model: nn.Module, copies: dict[int, Any]) -> None:
+    """Let a patched model have the copies of its configurations, with their encoding."""
     for module in model.modules():
-        for key, value in vars(module).items():
-            if isinstance(value, PretrainedConfig) and id(value) in copies:
-                setattr(module, key, copies[id(value)])
-        if isinstance(module, Rotary):
-            module.spec = module.config.position_encoding
-        record = vars(module).get("_wavepe")
-        if record is not None and id(record.config) in copies:
+        if (record := installed(module)) is not None and id(record.config) in copies:
             record.config = copies[id(record.config)]
             record.spec = record.config.position_encoding
+            for layer in attentions(module):
+                layer.wavepe.rope = layer.wavepe.rope and {}  # its base is in the spec
+            record.live.note(record.config)
 
 
 # ---------------------------------------------------------------- rotary modules

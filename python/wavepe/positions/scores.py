@@ -91,6 +91,7 @@ class Scores:
     ) -> None:
         self.encoding = encoding
         self._head_dim, self.heads, self._causal = head_dim, heads, causal
+        self._rotated_dims = rotated_dims or head_dim  # the first of each head
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
         self._vectors = next((part for part in parts if part.has_vectors), None)
@@ -101,7 +102,7 @@ class Scores:
             raise ValueError(f"'{encoding}' needs causal attention: give causal=True")
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
-        self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
+        self.extended = SelfExtend(encoding, self._rotated_dims, causal) if extends else None
         self._has_temperature, self._window = encoding.has_temperature, encoding.window
         self.reads_positions = extends or self._has_temperature
         constant = {
@@ -318,7 +319,11 @@ class Scores:
         if self._vectors is not None:
             terms = learned.get(self._vectors.name, NOTHING)
             pairs = indices.index_pairs(q, k)
-            q, k = self._vectors.score_vectors(q, k, *pairs, terms.parameters or {})
+            dims = self._rotated_dims if self._vectors.rotates else self._head_dim
+            others, first = (q[..., dims:], k[..., dims:]), (q[..., :dims], k[..., :dims])
+            q, k = self._vectors.score_vectors(*first, *pairs, terms.parameters or {})
+            if dims < self._head_dim:
+                q, k = (torch.cat(x, -1) for x in zip((q, k), others, strict=True))
         if self._has_temperature:
             at = indices.queries(q, k) if indices.positions is None else indices.positions
             t: Any = self.encoding.temperature(at.to(q.device))
