@@ -13,6 +13,8 @@ pytest.importorskip("transformers")
 import wavepe.hf
 from hf_families import FAMILIES, build, by_turns
 from hf_model import SCALINGS, close, logits, own_tiny, patched_tiny, tiny, tokens
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention
 from wavepe.hf import rotary_check
 from wavepe.hf.rope_config import bases, write_bases
 
@@ -212,6 +214,16 @@ def test_a_change_that_layers_need_not_follow(monkeypatch, tmp_path):
         assert len(looks) == count
     with pytest.raises(ValueError, match="sliding_window is 6 in memory and None by the conf"):
         model.save_pretrained(tmp_path)
+
+
+def test_layers_of_a_class_of_ones_own():
+    class Attention(LlamaAttention):
+        def __init__(self, number):
+            super().__init__(LlamaConfig(), number)
+
+    model = tiny()
+    model.model.layers[0].self_attn.__class__ = Attention
+    wavepe.hf.patch(model, "alibi")
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["patched", "of a wavepe type"])

@@ -94,6 +94,8 @@ def _differs(how: str) -> ValueError:
 def check_layers(base: Any, config: Any, attention: Any) -> None:
     """Raise ValueError if a number or a word that the forward of a layer reads, such as its window,
     is not what the configuration gives; `attention` is the class of the layers."""
+    # A user's own class may be built otherwise.
+    attention = next(x for x in attention.__mro__ if x.__module__.startswith("transformers."))
     names = {*inspect.unwrap(attention.forward).__code__.co_names} - NOT_COMPARED
     for index, layer in enumerate(families.attentions(base)[: config.num_hidden_layers]):
         with torch.inference_mode(False), torch.device("meta"):
