@@ -87,8 +87,13 @@ class Builder:
             rotation = self.rotation(stock, slot, rope, dims, keeps_stock)
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = rotations.index(key)
-        if rope is not None and rope.has_vectors and not self.layout.interleaved:
-            _check_whole_head(rope, dims, size.head_dim)
+        is_part = dims < size.head_dim and not self.layout.interleaved
+        if is_part and rope is not None and rope.has_vectors:  # its factors differ in a pair
+            raise ValueError(
+                f"{rope} scales the pairs (i, i + {size.head_dim // 2}) of a whole head, and this "
+                f"model rotates the pairs (i, i + {dims // 2}), {dims} of {size.head_dim} dims: "
+                "take another encoding, such as rope"
+            )
         if encoding is not None and encoding.in_scores:
             layer.set_score(self.score(self.as_rotated(encoding, slot), size, dims))
             layer.angle_layout = None if rope is None else self.layout
@@ -161,16 +166,6 @@ class Builder:
     def learned_here(self, encoding: Encoding | None) -> Encoding | None:
         """Leave out the part whose parameters the model has already (Inkling)."""
         return encoding if encoding is None or self.rotates else without_own(encoding)
-
-
-def _check_whole_head(rope: Encoding, dims: int, head_dim: int) -> None:
-    """Raise ValueError if the factors of an encoding would differ within a rotated pair."""
-    if dims < head_dim:
-        raise ValueError(
-            f"{rope} scales the pairs (i, i + {head_dim // 2}) of a whole head, and this model "
-            f"rotates the pairs (i, i + {dims // 2}), {dims} of {head_dim} dims: take another "
-            "encoding, such as rope"
-        )
 
 
 def make_parts(choice: LayerEncodings, base: Any, config: PretrainedConfig) -> Parts:
