@@ -76,8 +76,8 @@ def test_forms(spec):
     assert torch.equal(seen, mask[:, None, None])
     # A pass has found packed sequences before it asks for this mask.
     assert mask_of(model, 9, positions=torch.arange(9)[None] % 4) is None
-    own = torch.ones(2, 1, 9, 9, dtype=torch.bool)
-    assert mask_of(model, 9, own) is own
+    pairs = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    assert mask_of(model, 9, pairs) is pairs
 
 
 @pytest.mark.parametrize("spec", SPECS[::2])
