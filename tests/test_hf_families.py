@@ -290,14 +290,47 @@ def test_chunks_are_those_of_the_family():
         assert close(in_pieces(stock, cuts), wanted, 1e-5), cuts
 
 
+@by_turns(2, always=("llama", "mistral", "gemma2", "stablelm"))
+def test_models_that_look_both_ways(family):
+    """As the stock model's eager attention: windows, caps and sinks stay."""
+    models = stock, registered, patched = [build(family) for _ in range(3)]
+    stock.set_attn_implementation("eager")
+    registered.set_attn_implementation("wavepe")
+    wavepe.hf.patch(patched, "rope")
+    causal = logits(stock, IDS)
+    for model in models:
+        model.config.is_causal = False
+    if torch.equal(logits(stock, IDS), causal):
+        pytest.skip("this transformers does not read config.is_causal")
+    kept = padding().bool()
+    for options in ({}, {"attention_mask": padding()}, {"output_attentions": True}):
+        seen = kept if "attention_mask" in options else kept | True
+        wanted, *got = (logits(model, IDS, **options)[seen] for model in models)
+        assert all(close(each, wanted, FLOAT32) for each in got)
+    wanted, *got = (in_pieces(model, CUTS[0]) for model in models)
+    assert all(close(each, wanted, FLOAT32) for each in got)
+    with pytest.raises(ValueError, match="packed sequences need causal attention"):
+        logits(patched, IDS, position_ids=sequences()[1], use_cache=False)
+    alibi = wavepe.hf.patch(build(family), "alibi")
+    alibi.config.is_causal = False
+    with pytest.raises(ValueError, match=r"alibi needs causal attention, got config\.is_causal"):
+        logits(alibi, IDS)
+    del patched.config.is_causal
+    for layer in families.attentions(decoder(patched)):
+        layer.is_causal = False
+    if any(FAMILIES[family].windows):
+        with pytest.raises(ValueError, match="windows or chunks of a prompt: set config"):
+            logits(patched, IDS)
+    else:
+        assert close(logits(patched, IDS), logits(stock, IDS), FLOAT32)
+
+
 def test_what_the_attention_does_not_know():
     layer = tiny(attn_implementation="wavepe").model.layers[0].self_attn
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
     for name in ("position_bias", "sinks", "head_mask"):
         with pytest.raises(ValueError, match=f"got the argument '{name}', which it does not know"):
             attention.attention_forward(layer, q, k, k, None, **{name: torch.zeros(4)})
-    with pytest.raises(ValueError, match="sinks need causal attention"):
-        attention.attention_forward(layer, q, k, k, None, s_aux=torch.zeros(4), is_causal=False)
     with pytest.raises(TypeError, match=r"bool or floating point, got torch\.int32"):
         attention.attention_forward(layer, q, k, k, torch.ones(1, 1, 6, 6, dtype=torch.int32))
     two = torch.tensor([0, 2, 6])

@@ -36,7 +36,7 @@ VISIBLE = (BRANCH[None] == BRANCH[:, None]) | (BRANCH[None] == 0)
 VISIBLE = (VISIBLE & torch.ones(8, 8, dtype=torch.bool).tril())[None, None]
 PATHS = ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7])
 REFUSED = r"measures distances in tokens, so positions must rise by 1 per token; row 0 of.* has "
-UNKNOWN = r"cached keys are not known: position {} does not follow.*continue at position {},"
+UNKNOWN = r"position {} of row 0 does not follow the {} cached keys: .*continue at position {},"
 
 
 def names(specs):
@@ -75,7 +75,7 @@ def test_terms_of_the_distance_refuse_gaps_and_trees(spec):
     cache = filled(model, IDS[:, :4])
     for count in (1, 2):
         position = torch.arange(9, 9 + count)[None]
-        with pytest.raises(ValueError, match=UNKNOWN.format(9, 4)):
+        with pytest.raises(ValueError, match=UNKNOWN.format(9, 4, 4)):
             logits(model, IDS[:, :count], position_ids=position, past_key_values=cache)
     assert cache.get_seq_length() == 4
 
@@ -103,9 +103,9 @@ def test_families(family):
         logits(wavepe.hf.patch(build(family), "alibi"), IDS, **args)
 
 
-def taken(cache, keep):
-    """Leave these keys in a cache, as programs that prune do."""
-    for layer in cache.layers:
+def taken(layers, keep):
+    """Leave these keys in layers of a cache, as programs that prune do."""
+    for layer in layers:
         layer.keys, layer.values = layer.keys[:, :, keep], layer.values[:, :, keep]
 
 
@@ -117,7 +117,7 @@ def copied(cache, count):
     return made
 
 
-@names(("alibi", "rope+wavelet:scales=4", "pope:theta=30", "kerple"))
+@names((*(spec for spec in COUNTING if "@" not in spec and "self_extend" not in spec), "fox+t5"))
 def test_caches_that_lost_keys(spec):
     model, ids = patched_tiny(spec), tokens(1, 10)
     whole = logits(model, ids)
@@ -127,16 +127,59 @@ def test_caches_that_lost_keys(spec):
         return logits(model, ids[:, start:stop], **args)
 
     cache = filled(model, ids[:, :8])
-    taken(cache, [0, 1, 2, 3, 4])  # a crop: the keys that are left are the first ones
+    taken(cache.layers, [0, 1, 2, 3, 4])  # a crop: the keys that are left are the first ones
     assert close(step(cache, 5), whole[:, 5:9], 1e-5)
     for stop in (9, 10):  # one token, and two
         cache = filled(model, ids[:, :8])
-        taken(cache, [0, 3, 4, 7])
-        with pytest.raises(ValueError, match="the 4 " + UNKNOWN.format(8, 4)):
+        taken(cache.layers, [0, 3, 4, 7])
+        with pytest.raises(ValueError, match=UNKNOWN.format(8, 4, 4)):
             step(cache, 8, stop)
-        with pytest.raises(ValueError, match="the 6 " + UNKNOWN.format(8, 6)):
+        with pytest.raises(ValueError, match=UNKNOWN.format(8, 6, 6)):
             step(copied(filled(model, ids[:, :8]), 6), 8, stop)
+        cache = filled(model, ids[:, :8])
+        taken(cache.layers[1:], [0, 3, 4, 7])  # as where each layer keeps another number
+        with pytest.raises(ValueError, match="layer 1 has 4 keys of the 8 cached tokens"):
+            step(cache, 8, stop)
     assert close(step(copied(filled(model, ids[:, :8]), 8), 8), whole[:, 8:9], 1e-5)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+@pytest.mark.parametrize("length", [5, 9])
+def test_caches_with_windows_that_lost_keys(family, length):
+    model, ids = wavepe.hf.patch(build(family), "rope+wavelet:scales=4"), tokens(1, 11)
+    for config in (model.config, None):  # without it, the cache keeps what no window shows
+        cache, pieces = DynamicCache(config=config), []
+        for part in ids.split([length, 1, 10 - length], 1):
+            pieces.append(logits(model, part, past_key_values=cache))
+        assert close(torch.cat(pieces, 1), logits(model, ids), 1e-5)
+    cache = filled(model, ids[:, :length])
+    taken(cache.layers[:1], [0, 1, 3])
+    with pytest.raises(ValueError, match=f"layer 0 has 3 keys of the {length} cached tokens"):
+        logits(model, ids[:, length:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_windows_of_families_count_tokens(family):
+    """So a gap does not equal hidden tokens there, in the stock model either."""
+    stock, model = build(family), wavepe.hf.patch(build(family), "rope")
+    options = {"position_ids": GAPS, "attention_mask": ONES, "use_cache": False}
+    got, hidden = logits(model, IDS, **options), with_hidden(model, IDS, GAPS)
+    assert close(got, logits(stock, IDS, **options), 1e-5)
+    assert close(hidden, with_hidden(stock, IDS, GAPS), 1e-5)
+    assert not close(got, hidden, 1e-2)
+
+
+@pytest.mark.parametrize("kinds", [(), ("full_attention", "sliding_attention")])
+def test_own_masks_pack_nothing(kinds):
+    """Also where the caller gives a mask for each type of layer."""
+    model, mask = wavepe.hf.patch(build("gemma3_text"), "alibi"), torch.ones(1, 1, 8, 8).tril()
+    mask[:, :, 5:, :5] = 0
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
+    mask = dict.fromkeys(kinds, mask.bool()) if kinds else mask.bool()
+    with pytest.raises(ValueError, match=REFUSED + "0 after 4: leave out the mask of queries x"):
+        logits(model, IDS, position_ids=positions, attention_mask=mask, use_cache=False)
+    packed = logits(model, IDS, position_ids=positions, use_cache=False)
+    assert close(packed[:, 5:], logits(model, IDS[:, 5:]), 1e-5)
 
 
 def test_a_rotation_takes_any_cache():
@@ -161,7 +204,7 @@ def test_padding_between_tokens(spec):
         logits(model, ids, attention_mask=mask, position_ids=positions)
     cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
     args = {"attention_mask": mask[:, :7], "position_ids": positions[:, 6:7]}
-    with pytest.raises(ValueError, match="the 6 " + UNKNOWN.format(4, 6)):
+    with pytest.raises(ValueError, match=UNKNOWN.format(4, 6, 6)):
         logits(model, ids[:, 6:7], **args, past_key_values=cache)
 
 
@@ -253,6 +296,26 @@ def test_padded_rows_need_no_note(spec, pads, how):
     assert not hasattr(reset, SHIFTS)
 
 
+@pytest.mark.parametrize(
+    ("rows", "name", "advice"),
+    [
+        ([1, 0], "position_ids", "rows of the cache were reordered; give the attention_mask of"),
+        ([0, 1], "attention_mask", "gave position_ids, .* this one .*; continue at position 3"),
+    ],
+)
+def test_a_refused_cache_says_why(rows, name, advice):
+    model, ids = patched_tiny("alibi"), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = filled(model, ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6])
+    cache.reorder_cache(torch.tensor(rows))
+    options = {"attention_mask": mask[rows], "position_ids": positions[rows, 6:]}
+    with pytest.raises(ValueError, match=f"does not follow the 6 cached keys: .*{advice}"):
+        logits(model, ids[rows, 6:], past_key_values=cache, **{name: options[name]})
+    logits(model, ids[rows, 6:], past_key_values=cache, **options)
+
+
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("length", [4, 6])
 def test_a_piece_of_padding_alone(kind, length):
@@ -271,7 +334,7 @@ def test_a_piece_of_padding_alone(kind, length):
     assert getattr(cache, SHIFTS) == [-4, 0]
     args = {"position_ids": positions[:, -1:] + 1, "past_key_values": cache}
     logits(model, ids[:, :1], **args)
-    with pytest.raises(ValueError, match="cached keys are not known: position 7 does not"):
+    with pytest.raises(ValueError, match="position 7 of row 0 does not follow the 10 cached keys"):
         logits(model, ids[:, :1], **args | {"position_ids": positions[:, -1:] + 3})
 
 

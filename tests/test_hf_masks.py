@@ -76,8 +76,8 @@ def test_forms(spec):
     assert torch.equal(seen, mask[:, None, None])
     # A pass has found packed sequences before it asks for this mask.
     assert mask_of(model, 9, positions=torch.arange(9)[None] % 4) is None
-    own = torch.ones(2, 1, 9, 9, dtype=torch.bool)
-    assert mask_of(model, 9, own) is own
+    pairs = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    assert mask_of(model, 9, pairs) is pairs
 
 
 @pytest.mark.parametrize("spec", SPECS[::2])
@@ -97,25 +97,59 @@ def test_forms_with_a_cache(spec):
     assert mask_of(model, 3, seen, fixed) is seen  # generate makes masks in advance
 
 
-def test_other_ways_to_look_are_refused():
-    stock, model, ids = tiny(), patched_tiny("alibi"), tokens(1, 5)
-    wanted = logits(stock, ids)
-    stock.config.is_causal = False
-    if torch.equal(logits(stock, ids), wanted):
-        pytest.skip("this transformers does not read config.is_causal")
-    model.config.is_causal = False
-    with pytest.raises(ValueError, match=r"alibi needs causal attention.*is_causal=False"):
-        model(ids)
-
-
-@pytest.mark.parametrize("args", [{"attention_mask": padded()}, {"position_ids": POSITIONS[:, :9]}])
-def test_layers_that_look_both_ways_take_no_padding(args):
-    model = patched_tiny("none")
+def looking_both_ways(model):
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
-    assert not close(logits(model, IDS[:, :9]), logits(patched_tiny("none"), IDS[:, :9]), 1e-2)
-    with pytest.raises(ValueError, match=r"is_causal=False takes no padding .*config.is_causal"):
-        logits(model, IDS[:, :9], **args)
+    return model
+
+
+TRIANGLE = torch.ones(2, 1, 9, 9, dtype=torch.bool).tril()
+
+
+def test_layers_that_look_both_ways():
+    """As the stock model, where that looks both ways or is told by a mask of queries x keys."""
+    ids, more = IDS[:, :9], {"max_new_tokens": 4, "do_sample": False}
+    models = [looking_both_ways(tiny()) for _ in range(3)]
+    models[1].set_attn_implementation("wavepe")
+    wavepe.hf.patch(models[2], "rope")
+    for options in (
+        {},
+        {"attention_mask": padded() | 1},
+        {"attention_mask": TRIANGLE},
+        {"attention_mask": torch.where(TRIANGLE, 0.0, -torch.inf)},
+        {"attention_mask": TRIANGLE | True},
+    ):
+        wanted, *got = (logits(model, ids, **options) for model in models)
+        assert all(close(each, wanted, 1e-5) for each in got)
+    assert not close(wanted, logits(tiny(), ids), 1e-2)
+    wanted, *got = (model.generate(ids, **more) for model in models)
+    assert all(torch.equal(each, wanted) for each in got)
+    out = models[2](ids, output_attentions=True)
+    assert close(out.logits.detach(), logits(models[0], ids), 1e-5)
+    assert all(weights.all() for weights in out.attentions)
+
+
+@pytest.mark.parametrize("spec", ["rope", "none", "wavelet:scales=4", "relative:extent=6,rank=3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_mask": padded()},
+        {"attention_mask": padded().flip(1)},
+        {"position_ids": POSITIONS[:, :9] % 5},
+        {"position_ids": POSITIONS[:, :9] % 5, "use_cache": False},
+        {"past_key_values": StaticCache},
+    ],
+)
+def test_layers_that_look_both_ways_take_no_padding(options, spec):
+    """Stock models are causal there, or see the empty room of a cache."""
+    model = looking_both_ways(patched_tiny(spec))
+    if "past_key_values" in options:
+        options = {"past_key_values": StaticCache(config=model.config, max_cache_len=20)}
+    message = "needs causal attention, got is_causal=False"
+    if spec in ("rope", "none"):
+        message = "a layer with is_causal=False takes no padding, packed .*: set config.is_causal"
+    with pytest.raises(ValueError, match=message):
+        logits(model, IDS[:, :9], **options)
 
 
 # ------------------------------------------------------------------ no tensor of queries x keys

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..encodings import Encoding
 from ..positions.absolute import AbsoluteVectors
 from . import families
-from .masks import is_packed
 from .passes import Pass
 
 
@@ -46,7 +45,7 @@ class AddAbsolute(AbsoluteVectors):
         kwargs |= families.inputs_by_layer(base, kwargs)
         if embeds is None:
             embeds = base.get_input_embeddings()(input_ids)
-        if self.follows_length and is_packed(pass_.mask):
+        if self.follows_length and pass_.packed:
             raise ValueError(
                 f"{self.encoding} depends on the sequence length, and this row packs several "
                 "sequences: give each sequence a row of its own"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -86,14 +87,16 @@ def attention_forward(
         attention_mask = None
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        _check_not_causal(layer.score, s_aux, attention_mask)
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        attention_mask = _seen_both_ways(layer, query, key, attention_mask, sliding_window)
     score, weights = layer.score, kwargs.get("output_attentions")
     offset: Any = None
     if pass_ is not None:
         offset, weights = pass_.offset, weights or pass_.weights
+        if layer.counts and pass_.cache is not None and not pass_.compiling:
+            cached: Any = pass_.cached if offset is None else offset
+            count, visible = key.shape[2] - query.shape[2], (sliding_window or 1 << 62) - 1
+            if isinstance(cached, int) and count < min(cached, visible):
+                raise _lost_keys(layer, module, count, pass_.cached)
     elif weights is None:
         weights = module.config.output_attentions
     learned: Terms = {}
@@ -160,7 +163,7 @@ def _with_weights(
     sinks, scale = options["sinks"], options["scale"]
     kernel_args = score.arguments(q, k, learned, rotated, scale, indices, sinks)
     kernel_args["window"] = score.window(None)
-    mask = masks.full_mask(mask, q.shape[2], k.shape[2], offset, q.device, window)
+    mask = masks.full_mask(mask, q, k, offset, window)
     out, weights = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})
     return out.to(q.dtype), weights.to(q.dtype)
 
@@ -198,6 +201,16 @@ def _learned(
     return k, terms
 
 
+def _lost_keys(layer: LayerState, module: Any, count: int, cached: Any) -> ValueError:
+    """Return the error for a layer whose cache does not hold the keys of all tokens."""
+    score: Any = layer.score
+    return ValueError(
+        f"{score.encoding} measures distances in tokens, and layer {module.layer_idx} has {count} "
+        f"keys of the {int(cached)} cached tokens: keys were taken out of the cache, or a program "
+        "filled it by hand; start from an empty cache, or pass use_cache=False"
+    )
+
+
 def _check_known(kwargs: dict[str, Any]) -> None:
     """Raise ValueError for arguments that would change the scores, such as biases."""
     for name, value in kwargs.items():
@@ -219,16 +232,22 @@ def _check_packed(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         )
 
 
-def _check_not_causal(score: Scores | None, sinks: Tensor | None, mask: Tensor | None) -> None:
-    """Raise ValueError for what only causal attention has."""
-    if score is not None or sinks is not None:
-        what = "attention sinks need" if score is None else f"{score.encoding} needs"
-        raise ValueError(f"{what} causal attention, got is_causal=False")
-    if mask is not None and mask.dtype in (masks.KEY_MASK, masks.SEGMENTS):
-        raise ValueError(
-            "a layer with is_causal=False takes no padding and no packed sequences here: set "
-            "config.is_causal=False, or give a mask of queries x keys"
-        )
+def _seen_both_ways(
+    layer: LayerState, q: Tensor, k: Tensor, mask: Tensor | None, window: int | None
+) -> Tensor | None:
+    """Return the mask of a layer that is not causal; ValueError for what only causal ones take."""
+    if layer.score is not None:
+        raise ValueError(f"{layer.score.encoding} needs causal attention, got is_causal=False")
+    queries, keys = q.shape[2], k.shape[2]
+    if queries == 1 or (mask is not None and mask.dtype not in (masks.KEY_MASK, masks.SEGMENTS)):
+        return mask  # a mask of queries x keys decides alone
+    if mask is None and queries == keys and (window is None or keys <= window):
+        return q.new_ones(1, dtype=torch.bool).expand(1, 1, queries, keys)
+    # The stock model would be causal here, or see other sequences.
+    raise ValueError(
+        "a layer with is_causal=False takes no padding, packed sequences, windows or chunks of a "
+        "prompt: set config.is_causal=False instead, or give a mask of queries x keys"
+    )
 
 
 def _check_counts_no_hidden(score: Scores, module: Any) -> None:
@@ -260,7 +279,7 @@ def _sdpa_mask(
     first = isinstance(offset, int) and offset == 0  # a static cache has room behind the keys
     if mask is None and (alone or (first and queries > 1)) and (window is None or keys <= window):
         return None
-    return masks.full_mask(mask, queries, keys, offset, query.device, window)
+    return masks.full_mask(mask, query, key, offset, window)
 
 
 def _stock_layer(module: Any) -> LayerState:

@@ -19,6 +19,7 @@ from .pairs import Layout
 from .passes import PASS, Pass
 from .rotary import CosSin, Rotary
 from .rotary_check import check_config, check_rope
+from .sequences import measures_tokens
 
 # The argument is the number of queries; transformers 5.0 takes their places instead.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
@@ -36,10 +37,12 @@ class LayerState:
     rotation: int | None = None  # index of this layer's rotation, if the model has several
     rotary: Rotary | None = None  # of a layer that stands alone
     learns: bool = False  # whether the encoding in the scores has parameters
+    counts: bool = False  # whether it measures distances in tokens
 
     def set_score(self, score: Scores) -> None:
         """Set what the encoding adds to the scores."""
         self.score, self.learns = score, bool(score.encoding.learns)
+        self.counts = measures_tokens(score.encoding)
 
     def learned(self, module: Any, keys: int, pass_: Pass, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
@@ -158,17 +161,15 @@ def _keep_decay(
     module: Any, layer: LayerState, score: Scores, pass_: Pass, kwargs: dict[str, Any]
 ) -> None:
     """Let the cache, if there is one, hold each token's decay beside its key."""
-    hidden = pass_.hidden
-    caches = ((name, kwargs.get(name)) for name in families.CACHE_NAMES)
-    caches = ((name, cache) for name, cache in caches if hasattr(cache, "get_seq_length"))
-    name, cache = next(caches, ("", None))  # the model may have made it
-    if cache is None or hidden is None:
+    names = (name for name in families.CACHE_NAMES if hasattr(kwargs.get(name), "get_seq_length"))
+    name, hidden = next(names, None), pass_.hidden  # the model may have made the cache
+    if name is None or hidden is None:
         return
     unknown = isinstance(pass_.cached, Tensor)  # a static cache counts in a tensor
     size: Any = 1 if unknown else pass_.cached + hidden.shape[1]
     learned = layer.learned(module, size, pass_, hidden)
     pass_.learned = None if unknown else learned
-    kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
+    kwargs[name] = CacheWithDecay(kwargs[name], lambda keys: score.with_decay(keys, learned))
 
 
 def _offset(module: Any, pass_: Pass, queries: int) -> int | Tensor:

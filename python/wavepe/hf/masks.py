@@ -14,10 +14,12 @@ from torch.nn.functional import pad
 from transformers import masking_utils
 
 from ..encodings import encoding
+from ..ops import _scores
 from . import families
 
 KEY_MASK = torch.uint8  # dtype of a mask that is 0 or 1 for each key
 SEGMENTS = torch.int64  # dtype of a mask of packed sequences
+WHOLE = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}  # never None
 
 
 def attention_mask(**arguments: Any) -> Tensor | None:
@@ -25,29 +27,28 @@ def attention_mask(**arguments: Any) -> Tensor | None:
 
     None: a query sees all keys up to its own position, within the window of its layer. A uint8
     tensor (B, 1, 1, n): it sees those of them that are 1. The mask of `sdpa_mask` in three cases:
-    the attention is not causal (only for encodings that leave the scores alone); a user combined
-    the causal rule with another one; or the model is a stock model, and its last query is not at
-    its last key or its family sees less.
+    the configuration is not causal (only for encodings that leave the scores alone); a user
+    combined the causal rule with another one; or the model is a stock model, and its last query is
+    not at its last key or its family sees less.
     """
-    function, padding = arguments["mask_function"], arguments.get("attention_mask")
-    if function is masking_utils.bidirectional_mask_function:
-        stored = getattr(arguments["config"], "position_encoding", "none")
-        for spec in [stored] if isinstance(stored, str) else stored.values():
+    config, padding = arguments["config"], arguments.get("attention_mask")
+    stored = getattr(config, "position_encoding", None)
+    if not getattr(config, "is_causal", True):
+        for spec in [stored or "none"] if not isinstance(stored, dict) else stored.values():
             if _in_scores(spec):
                 raise ValueError(f"{spec} needs causal attention, got config.is_causal=False")
-        return masking_utils.sdpa_mask(**arguments)
+        return masking_utils.sdpa_mask(**arguments | WHOLE)
     if arguments.get("use_vmap") or (padding is not None and padding.ndim != 2):
         return masking_utils.sdpa_mask(**arguments)
-    stock = not hasattr(arguments["config"], "position_encoding")
-    if stock and (function is not masking_utils.causal_mask_function or not _is_aligned(arguments)):
-        return masking_utils.sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
-    first, keys = arguments.get("kv_offset", 0), arguments["kv_length"]
-    if padding is not None:
-        # A mask costs little for one query, so its values need not be read.
-        check_values = not reading_waits(padding.device) or _queries(arguments) > 1
-        check_values = check_values and may_read_values(padding.device, arguments["config"])
-        return visible_keys(padding, first, keys, check_values)
-    return None  # `sequences` has found packed ones
+    is_causal = arguments["mask_function"] is masking_utils.causal_mask_function
+    if stored is None and not (is_causal and _is_aligned(arguments)):
+        return masking_utils.sdpa_mask(**arguments | WHOLE)
+    if padding is None:
+        return None  # `sequences` has found packed ones
+    # A mask costs little for one query, so its values need not be read.
+    check_values = not reading_waits(padding.device) or _queries(arguments) > 1
+    check_values = check_values and may_read_values(padding.device, config)
+    return key_mask(padding, arguments.get("kv_offset", 0), arguments["kv_length"], check_values)
 
 
 def reading_waits(device: torch.device) -> bool:
@@ -101,7 +102,7 @@ def _is_aligned(arguments: dict[str, Any]) -> bool:
     return int(index) + queries == keys
 
 
-def visible_keys(padding: Tensor, first: int, keys: int, check_values: bool) -> Tensor | None:
+def key_mask(padding: Tensor, first: int, keys: int, check_values: bool) -> Tensor | None:
     """Return a mask (B, 1, 1, keys) that is 1 for keys that are not padding, from the user's mask.
 
     A cache with a window has dropped the keys before `first`. Keys beyond the end of `padding` are
@@ -120,17 +121,15 @@ def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
 
     `begins` (B, n) is True at the first token of each sequence, and `padding` (B, n) 0 at padding.
     """
-    begins = begins.clone()
-    begins[:, :1] = True
-    numbers = begins.long().cumsum(-1)
+    numbers = begins.long().cumsum(-1) + 1
     if padding is not None:
         numbers = numbers * padding.bool()
     return numbers[:, None, None].to(SEGMENTS)
 
 
-def is_packed(mask: Tensor | None) -> bool:
-    """Return whether this is a mask of `segment_mask`."""
-    return mask is not None and mask.ndim == 4 and mask.dtype == SEGMENTS
+def has_pairs(mask: Tensor | None) -> bool:
+    """Return whether this is a mask of queries x keys."""
+    return mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
 
 
 class MaskParts(NamedTuple):
@@ -161,29 +160,17 @@ def mask_parts(mask: Tensor | None) -> MaskParts:
 
 
 def full_mask(
-    mask: Tensor | None,
-    queries: int,
-    keys: int,
-    offset: int | Tensor,
-    device: torch.device,
-    window: int | None = None,
+    mask: Tensor | None, q: Tensor, k: Tensor, offset: int | Tensor, window: int | None
 ) -> Tensor:
     """Return a bool mask (B|1, 1, m, n) of queries x keys; a user's own mask stays as it is.
 
     `offset` is the index of the key at the position of the first query.
     """
-    parts = mask_parts(mask)
+    parts, keys = mask_parts(mask), k.shape[2]
     if parts.mask is not None:
         return parts.mask
     if mask is not None and mask.shape[-1] < keys:  # a static cache has room behind the keys
         parts = mask_parts(pad(mask, (0, keys - mask.shape[-1])))
-    delta = torch.arange(queries, device=device)[:, None] + offset
-    delta = delta - torch.arange(keys, device=device)
-    visible = delta >= 0 if window is None else (delta >= 0) & (delta < window)
-    visible = visible[None, None]
-    if parts.key_mask is not None:
-        visible = visible & parts.key_mask[:, None, None]
-    if parts.segments is not None:
-        row = parts.segments  # with packed sequences, the queries are the first keys
-        visible = visible & (row[:, :queries, None] == row[:, None, :])[:, None]
+    delta = _scores.distances(q, k, offset)
+    visible: Any = _scores.visible_keys(delta, window=window, **parts._asdict())
     return visible

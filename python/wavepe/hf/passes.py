@@ -40,6 +40,7 @@ class Pass:
     # An attention layer has begun; the last to begin has not called the attention function yet.
     ran = waiting = False
     _parts: tuple[Tensor, masks.MaskParts] | None = None
+    packed = False  # whether the tokens may be several sequences
     shifts: list[int | None] | None = None  # see sequences.py
 
     def __init__(
@@ -125,19 +126,26 @@ class Pass:
         count = tokens.shape[1]
         return token_positions(mask)[:, -count:] if mask.shape[1] == self.cached + count else None
 
+    def widest_mask(self) -> Tensor | None:
+        """Return the mask, or the widest of those made in advance for each type of layer."""
+        if not isinstance(self.mask, dict):
+            return self.mask if isinstance(self.mask, Tensor) else None
+        tensors = [mask for mask in self.mask.values() if isinstance(mask, Tensor)]
+        return max(tensors, key=lambda mask: mask.shape[-1], default=None)
+
     def real_tokens(self) -> Tensor | None:
         """Return a mask of real tokens so far, bool (B, n); None if the mask does not say."""
-        mask, tokens = self.mask, self.tokens
-        if isinstance(mask, dict):  # made in advance, for each type of layer
-            made = [value for value in mask.values() if isinstance(value, Tensor)]
-            mask = max(made, key=lambda value: value.shape[-1], default=None)
-        if not isinstance(mask, Tensor) or tokens is None:
+        mask, tokens = self.widest_mask(), self.tokens
+        if mask is None or tokens is None or mask.ndim not in (2, 4):
             return None
-        if mask.ndim == 4 and mask.shape[1:3] != (1, 1):
-            return self._real_by_pairs(mask)
-        if mask.ndim not in (2, 4):
-            return None
-        total = self.cached + tokens.shape[1]
+        count, total = tokens.shape[1], self.cached + tokens.shape[1]
+        if masks.has_pairs(mask):  # tokens that see another token or are seen, without a cache
+            added = mask.is_floating_point()
+            if mask.shape[-2:] != (count, count) or not (added or mask.dtype == torch.bool):
+                return None
+            visible = mask > torch.finfo(mask.dtype).min / 2 if added else mask
+            others = visible.any(1) & ~torch.eye(count, dtype=torch.bool, device=mask.device)
+            return (others.any(-1) | others.any(-2)).expand(tokens.shape[0], -1)
         real = mask.flatten(1)[:, :total] != 0
         if mask.shape[-1] < total:
             if mask.ndim == 2:
@@ -145,17 +153,6 @@ class Pass:
             # Windows have dropped the first keys of a static cache, and nobody asks for those.
             real = pad(real, (int(total - mask.shape[-1]), 0), value=True)
         return real.expand(tokens.shape[0], -1)
-
-    def _real_by_pairs(self, mask: Tensor) -> Tensor | None:
-        """Return the tokens that see another token or are seen, if there is no cache."""
-        tokens: Any = self.tokens
-        count = tokens.shape[1]
-        added = mask.is_floating_point()
-        if mask.shape[-2:] != (count, count) or not (added or mask.dtype == torch.bool):
-            return None
-        visible = mask > torch.finfo(mask.dtype).min / 2 if added else mask
-        others = visible.any(1) & ~torch.eye(count, dtype=torch.bool, device=mask.device)
-        return (others.any(-1) | others.any(-2)).expand(tokens.shape[0], -1)
 
 
 def caches_in(output: Any) -> Iterable[Any]:

@@ -28,13 +28,11 @@ SHIFTS = "_wavepe_shifts"  # of each row, position - index of its tokens; absent
 
 def measures_tokens(encoding: Encoding) -> bool:
     """Return whether an encoding measures distances in tokens, whatever the positions are."""
-    adds = {"table", "slopes", "bias", "input_decay"}
-    extends = getattr(encoding.rotary, "self_extend", None) is not None
-    return (
-        not adds.isdisjoint((*encoding.terms, *encoding.learns))
+    return bool(
+        {"table", "slopes", "bias", "input_decay"} & {*encoding.terms, *encoding.learns}
         or encoding.has_vectors
         or encoding.window is not None
-        or extends
+        or getattr(encoding.rotary, "self_extend", None) is not None
     )
 
 
@@ -54,7 +52,7 @@ def read_sequences(pass_: Pass, base: nn.Module, counting: Encoding | None) -> N
                 "generate, give each sequence its own row"
             )
         delattr(cache, PACKED)  # the cache was emptied since
-    ends = pass_.sequence_ends
+    ends, noted = pass_.sequence_ends, counting is not None and hasattr(cache, SHIFTS)
     device, compiling = tokens.device, pass_.compiling
     waits = masks.reading_waits(device) and not compiling
     if waits and mask is cache is pass_.positions is ends is None:
@@ -62,19 +60,23 @@ def read_sequences(pass_: Pass, base: nn.Module, counting: Encoding | None) -> N
         return
     if tokens.shape[1] == 1 and ends is None:
         if counting is not None and not (compiling or waits) and not _is_next(pass_):
-            _check_start(pass_, counting)
+            _check_start(pass_, counting, pass_.real_tokens())
         return
+    if pass_.positions is ends is None and not noted:
+        return  # the tokens follow each other
     # A cache with packed sequences must be marked.
     makes_cache = pass_.use_cache is not False and not base.training
     read = masks.may_read_values(device, base.config)
     read = read or ((cache is not None or makes_cache) and not compiling)
-    begins, usual = _look(pass_, counting, read or not (waits or compiling))
+    begins, usual, known = None, True, None
+    if (pass_.positions is not None or noted) and not (compiling and cache is not None):
+        begins, usual, known = _look(pass_, counting, read or not (waits or compiling))
     if packs and ends is not None:
         begins = _from_lengths(pass_, read)
     if packs and begins is not None and not (read and not begins[:, 1:].any()):
-        _pack(pass_, begins, read)
+        _pack(pass_, base.config, begins, read)
     if counting is not None and not (usual or waits or compiling):
-        _check_start(pass_, counting)
+        _check_start(pass_, counting, known)
 
 
 def _is_next(pass_: Pass) -> bool:
@@ -88,50 +90,44 @@ def _is_next(pass_: Pass) -> bool:
     return rows == [[cached + shift] for shift in shifts if shift is not None]
 
 
-def _look(pass_: Pass, counting: Encoding | None, read: bool) -> tuple[Tensor | None, bool]:
+def _look(
+    pass_: Pass, counting: Encoding | None, read: bool
+) -> tuple[Tensor | None, bool, Tensor | None]:
     """Return a bool tensor (B, m), True where positions begin a sequence again, or None.
 
-    Also return whether positions are known to be the indices of the tokens. Padding is skipped.
-    A gap in the positions does not begin a sequence.
+    Also return whether positions are known to be the indices of the tokens; if not, the real tokens
+    so far. Padding is skipped. A gap in the positions does not begin a sequence.
     """
     tokens: Any = pass_.tokens
     rows, count = tokens.shape[:2]
-    noted = hasattr(pass_.cache, SHIFTS)
-    if pass_.compiling and pass_.cache is not None:
-        return None, True
-    if pass_.positions is None and not (noted and counting is not None):
-        return None, True
     positions = pass_.counted_positions()
     if not _fit(positions, tokens):
-        return None, True  # the model raises the error
+        return None, True, None  # the model raises the error
     positions = positions.to(tokens.device)
     index = torch.arange(count, device=tokens.device)
     waits = masks.reading_waits(tokens.device)
     usual = (index + pass_.cached).expand_as(positions)
-    if read and not noted and not waits and torch.equal(positions, usual):
-        return None, True
+    if read and not (waits or hasattr(pass_.cache, SHIFTS)) and torch.equal(positions, usual):
+        return None, True, None
     known = pass_.real_tokens()
-    real = torch.ones((rows, count), dtype=torch.bool, device=tokens.device)
-    if known is not None:
-        real = known[:, -count:].to(tokens.device)
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    real = real if known is None else known[:, -count:].to(tokens.device)
     last = largest_so_far(torch.where(real, index.expand_as(real), -1))
     before = value_before(last, -1)
     step = positions - positions.expand(rows, -1).gather(-1, before.clamp(min=0))
     after = real & (before >= 0)
     begins = after & (step <= 0)
     if counting is not None:
-        mask = pass_.mask
-        pairs = isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
         good = ~after | (step == index - before)
-        good = good if pairs else good | begins  # a mask of queries x keys packs nothing
+        if not masks.has_pairs(pass_.widest_mask()):  # such a mask packs nothing
+            good |= begins
         if waits or pass_.compiling:
+            where = "a compiled model" if pass_.compiling else "a model on this device"
             if not (pass_.compiling and wants_standard()):
-                where = "a compiled model" if pass_.compiling else "a model on this device"
-                says = f"wavepe: in {where} positions must rise by 1 per token"
-                assert_async(good.amin(), says)
+                assert_async(good.amin(), f"wavepe: in {where} positions must rise by 1 per token")
         elif not good.all():
             raise _gap(counting, positions.expand(rows, -1), good, before)
-    return (None if pass_.mask is not None and known is None else begins), False
+    return (None if pass_.mask is not None and known is None else begins), False, known
 
 
 def _fit(positions: Tensor, tokens: Tensor) -> bool:
@@ -144,22 +140,24 @@ def _gap(counting: Encoding, positions: Tensor, good: Tensor, before: Tensor) ->
     """Return the error for positions that do not rise by 1; `before` has the last real tokens."""
     row, column = (~good).nonzero()[0].tolist()
     last = int(before[row, column])
+    position, previous = int(positions[row, column]), int(positions[row, last])
     hint = ""
     if last < column - 1:
         hint = "let attention_mask hide no tokens between others, "
+    elif position <= previous:  # else it would begin a sequence
+        hint = "leave out the mask of queries x keys if sequences are packed, "
     return ValueError(
         f"{counting} measures distances in tokens, so positions must rise by 1 per token; row "
-        f"{row} of position_ids has {int(positions[row, column])} after "
-        f"{int(positions[row, last])}: {hint}give position_ids without gaps and branches, or "
-        "take an encoding that only rotates or adds vectors"
+        f"{row} of position_ids has {position} after {previous}: {hint}give position_ids without "
+        "gaps and branches, or take an encoding that only rotates or adds vectors"
     )
 
 
-def _check_start(pass_: Pass, counting: Encoding) -> None:
+def _check_start(pass_: Pass, counting: Encoding, known: Tensor | None) -> None:
     """Raise ValueError if positions do not go on where those of the keys in the cache end."""
     tokens: Any = pass_.tokens
     rows, count = tokens.shape[:2]
-    positions, known = pass_.counted_positions(), pass_.real_tokens()
+    positions = pass_.counted_positions()
     if not _fit(positions, tokens):
         return  # the model raises the error
     first = torch.zeros((rows, 1), dtype=torch.int64)
@@ -172,25 +170,30 @@ def _check_start(pass_: Pass, counting: Encoding) -> None:
         usual = torch.where(padded, -(~known).sum(1), 1 << 62).tolist()
     place = positions.expand(rows, -1).gather(1, first) - first - pass_.cached
     shifts: list[int | None] = place[:, 0].tolist()
-    for row, before in enumerate(_noted_shifts(pass_, rows)):
+    noted = _noted_shifts(pass_, rows)
+    for row, before in enumerate(noted):
         if not seen[row]:
             shifts[row] = before
         elif before is not None and shifts[row] not in (before, usual[row]):
+            cause = "keys were taken out of the cache, or a program filled it by hand"
+            remedy = f"continue at position {int(pass_.cached) + before}"
+            if pass_.positions is None:
+                cause = "earlier calls gave position_ids, and this one does not"
+            elif shifts[row] in noted:
+                cause = "rows of the cache were reordered"
+                remedy = "give the attention_mask of all tokens"
+            position = positions.expand(rows, -1)[row, first[row, 0]]
             raise ValueError(
-                f"{counting} measures distances in tokens, and the positions of the "
-                f"{int(pass_.cached)} cached keys are not known: position "
-                f"{int(positions.expand(rows, -1)[row, first[row, 0]])} does not follow them, "
-                "so keys were taken out of the cache, or a program filled it by hand; continue "
-                f"at position {int(pass_.cached) + before}, or pass use_cache=False"
+                f"{counting} measures distances in tokens, and position {int(position)} of row "
+                f"{row} does not follow the {int(pass_.cached)} cached keys: {cause}; {remedy}, or "
+                "pass use_cache=False"
             )
     pass_.shifts = shifts
 
 
 def _noted_shifts(pass_: Pass, rows: int) -> list[int | None]:
     """Return position - index of the keys in each row of the cache; None: it may be any."""
-    if not int(pass_.cached):
-        return [None] * rows
-    shifts: list[int | None] = getattr(pass_.cache, SHIFTS, [0])
+    shifts: list[int | None] = getattr(pass_.cache, SHIFTS, [0]) if int(pass_.cached) else []
     if len(shifts) == rows:
         return shifts
     # The rows were repeated or chosen.
@@ -229,38 +232,37 @@ def _from_lengths(pass_: Pass, read: bool) -> Tensor:
     return begins
 
 
-def _pack(pass_: Pass, begins: Tensor, read: bool) -> None:
+def _pack(pass_: Pass, config: Any, begins: Tensor, read: bool) -> None:
     """Give the module a mask of packed sequences, which begin at these tokens."""
     cache = pass_.cache
-    padding = None if pass_.mask is None else pass_.mask[:, : begins.shape[1]]
-    if not read:
-        # Nothing may depend on values, so a row of one sequence gets a mask too.
-        if cache is None:
-            pass_.set_mask(masks.segment_mask(begins, padding))
-        return
-    if cache is not None and pass_.cached > 0:
-        starts = begins[:, 1:].any(0).nonzero().flatten() + 1
+    if not pass_.kwargs.get("is_causal", getattr(config, "is_causal", True)):
         raise ValueError(
-            f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
-            f"{int(pass_.cached)} tokens of a cache: pass use_cache=False"
+            "packed sequences need causal attention, got is_causal=False: give a mask of queries x "
+            "keys that hides the other sequences"
         )
-    if cache is not None:
+    if read and cache is not None:
+        if pass_.cached > 0:
+            starts = begins[:, 1:].any(0).nonzero().flatten() + 1
+            raise ValueError(
+                f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
+                f"{int(pass_.cached)} tokens of a cache: pass use_cache=False"
+            )
         setattr(cache, PACKED, True)
-    elif pass_.use_cache is not True:
-        pass_.kwargs["use_cache"] = False  # packed sequences cannot be continued
-    else:
-        raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-    pass_.set_mask(masks.segment_mask(begins, padding))
+    elif read:
+        if pass_.use_cache is True:
+            raise ValueError("packed sequences cannot be continued: pass use_cache=False")
+        pass_.kwargs["use_cache"] = False
+    if read or cache is None:  # unread, a row of one sequence gets a mask, too
+        padding = None if pass_.mask is None else pass_.mask[:, : begins.shape[1]]
+        pass_.set_mask(masks.segment_mask(begins, padding))
+        pass_.packed = True
 
 
 def note_shifts(pass_: Pass, output: Any) -> None:
     """Note on the cache how far the positions of this pass are from the indices."""
-    shifts = pass_.shifts
-    if shifts is None or pass_.compiling:
-        return
+    shifts: Any = pass_.shifts
     cache = pass_.cache if pass_.cache is not None else next(iter(caches_in(output)), None)
-    if any(shift != 0 for shift in shifts):
-        if cache is not None:
-            setattr(cache, SHIFTS, shifts)
+    if cache is not None and any(shift != 0 for shift in shifts):
+        setattr(cache, SHIFTS, shifts)
     elif hasattr(cache, SHIFTS):
         delattr(cache, SHIFTS)

@@ -48,8 +48,9 @@ def visible_keys(
     if key_mask is not None:
         conditions.append(key_mask[:, None, None, :])
     if segments is not None:
-        number = segments.to(torch.int64)
-        conditions.append((number[:, :, None] == number[:, None, :])[:, None])
+        number = segments.to(torch.int64)  # the queries are the first keys
+        of_queries = number[:, : delta.shape[-2], None]
+        conditions.append((of_queries == number[:, None, :])[:, None])
     if mask is not None:
         conditions.append(mask)
     return functools.reduce(torch.logical_and, conditions) if conditions else None
