@@ -513,3 +513,31 @@ OPERATORS = {
         MergeAttention("merge_attention"),
     )
 }
+
+
+# ---- programs in which only values tell a size ---------------------------------------------------
+
+PROGRAMS = ("exported", "strict", "compiled")
+
+
+def of_values(call, axes):
+    """A module of a count and tensors, whose `axes` (tensor, axis) get that size by its value."""
+
+    class OfValues(torch.nn.Module):
+        def forward(self, count, *inputs):
+            inputs, size = list(inputs), count.item()
+            for tensor, axis in axes:
+                inputs[tensor] = inputs[tensor].index_select(axis, torch.arange(size))
+            return call(size, *inputs)
+
+    return OfValues()
+
+
+def program_of(module, inputs, mode):
+    """The module as a program of that mode, which takes no value of `inputs` for a constant."""
+    if mode == "compiled":
+        torch._dynamo.reset()
+        compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+        whole = torch._dynamo.config.patch(capture_scalar_outputs=True)
+        return whole(lambda *inputs: compiled(*inputs))
+    return torch.export.export(module, inputs, strict=mode == "strict").module()

@@ -21,6 +21,7 @@ NAMES = {
     "levels": (torch._C._functorch, "get_interpreter_stack"),
     "forward_mode": (torch.autograd, "forward_ad"),
     "assert_async": (torch, "_assert_async"),
+    "check": (torch, "_check"),
     "version": (torch.Tensor, "_version"),
 }
 RUNS = {"nothing": (), **{name: (name,) for name in NAMES}, "all": tuple(NAMES)}
@@ -49,6 +50,7 @@ def is_replaced(name):
         "levels": _torch_private.transformed is _torch_private.under_transforms,
         "forward_mode": _torch_private.transformed is _torch_private.under_transforms,
         "assert_async": _torch_private.assert_async is _torch_private._assert_now,
+        "check": _torch_private._check is bool,
         "version": _torch_private.stamps([FIXED]) != _torch_private.stamps([FIXED]),
     }[name]
 

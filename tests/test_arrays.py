@@ -341,3 +341,24 @@ def test_one_rule_for_dtypes_and_byte_orders():
         wavepe.relative_bias(narrow, narrow, 3), wavepe.relative_bias(rounded, rounded, 3)
     )
     assert wavepe.rope(narrow, cos, sin).dtype == wavepe.attention(narrow, narrow, narrow).dtype
+
+
+@pytest.mark.parametrize("axes", [40, 63, 64])
+def test_more_axes_than_numpy_has(axes):
+    """In our words: NumPy broadcasts 32 axes, and an array has 64."""
+    x = np.ones((1,) * (axes - 1) + (4,), np.float32)
+    positions = np.zeros((1,) * axes, np.int64)
+    calls = [
+        lambda: wavepe.attention(x, x, x),
+        lambda: wavepe.relative_bias(x, x[(0,) * (axes - 2)], 3),
+        lambda: wavepe.rope_table(positions, np.ones(2)),
+    ]
+    if axes == 64:
+        calls.append(lambda: wavepe.sinusoidal(positions, 4))
+        calls += [
+            lambda spec=spec: wavepe.encoding(spec).absolute(positions, 4, length=1)
+            for spec in ("integer", "normalised", "binary")
+        ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"at most (32|63).*, got \d"):
+            call()

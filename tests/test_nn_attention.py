@@ -446,6 +446,25 @@ def test_float16_ends_early(spec):
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2e-2)
 
 
+@pytest.mark.parametrize("bias", [0.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (7, -4))])
+def test_long_decays_are_exact(bias):
+    """Sums of a decay reach 10^5, and differences of near ones count; 0 is the initial gate."""
+    torch.manual_seed(0)
+    module, x = Attention("fox", 16, 2, kv_heads=1, dim=4), torch.randn(1, 4096, 4)
+    with torch.no_grad():
+        module.position_encoding.f_bias.fill_(bias)
+        module.position_encoding.f_proj.normal_()
+    q, k, v = (torch.randn(1, heads, 4096, 16) for heads in (2, 1, 1))
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [y.detach().to(dtype).requires_grad_() for y in (q, k, v, x)]
+        out = module.to(dtype)(*leaves[:3], x=leaves[3])
+        out.backward(v.expand_as(out).to(dtype))
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    for got, want in zip(*results, strict=True):
+        assert (got - want).abs().max() <= 5e-6 * want.abs().max()
+
+
 def test_positions_before_the_first_token_stand_for_padding():
     """Such as mask.cumsum(-1) - 1 gives: they reach no gradient."""
     for kind in ("llama4", "ministral3", "inkling"):

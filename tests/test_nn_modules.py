@@ -13,6 +13,7 @@ import wavepe
 import wavepe.nn
 from encoding_cases import LEARNED
 from nn_cases import SPECS, assert_exact, made, tokens
+from op_cases import PROGRAMS, of_values, program_of
 from torch.utils.checkpoint import checkpoint
 from wavepe.encodings import Encoding
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, Rotary, SelfAttention
@@ -115,16 +116,61 @@ def test_a_class_registered_anew_compiles(monkeypatch):
         assert torch.equal(compiled(q, q, q), module(q, q, q))
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope", "rope+alibi"])
-def test_export(spec):
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("spec", some("fox", "wavelet:scales=4", "rope", "rope+alibi", "xpos"))
+@pytest.mark.parametrize("most", [None, 512])
+def test_export(spec, strict, most):
     """The length has no bound of ours."""
-    module, length = made(spec, F32), torch.export.Dim("length", min=2)
+    module, length = made(spec, F32), torch.export.Dim("length", min=2, max=most)
     x = tokens(9, dtype=F32)
-    program = torch.export.export(module, (x,), dynamic_shapes={"x": {1: length}})
+    program = torch.export.export(module, (x,), dynamic_shapes={"x": {1: length}}, strict=strict)
     (bounds,) = program.range_constraints.values()
-    assert bounds.upper > 2**62
-    longer = tokens(50, dtype=F32)
-    assert torch.equal(program.module()(longer), module(longer))
+    assert bounds.upper > 2**62 if most is None else bounds.upper == most
+    for count in (2, 3, 50, 512):
+        other = tokens(count, dtype=F32)
+        assert torch.equal(program.module()(other), module(other))
+
+
+BATCH, HEADS, KV, LENGTH = ((0, 0), (1, 0), (2, 0)), ((0, 1),), ((1, 1),), ((0, 2), (1, 2), (2, 1))
+MASKS = {
+    "none": lambda size, q: {},
+    "window": lambda size, q: {"window": size, "positions": torch.arange(q.shape[2])},
+    "key_mask": lambda size, q: {"key_mask": torch.arange(q.shape[2])[None] > 0},
+    "segments": lambda size, q: {"segments": torch.arange(q.shape[2]) // 3},
+}
+OF_VALUES = [
+    (spec, axes, mask)
+    for spec in ("fox", *(spec for spec in SPECS if spec != "fox"))
+    for axes in (LENGTH, BATCH, ((0, 2),), HEADS, KV)
+    for mask in MASKS
+    if spec in ("fox", "rope") or (axes in (LENGTH, BATCH) and mask == "none")
+    if mask != "segments" or axes != ((0, 2),)  # they need m = n
+]
+
+
+@pytest.mark.parametrize("mode", some(*PROGRAMS))
+@pytest.mark.parametrize(
+    ("spec", "axes", "mask"),
+    [c if c[0] == "fox" else pytest.param(*c, marks=pytest.mark.slow) for c in OF_VALUES],
+)
+def test_sizes_that_only_values_tell(spec, axes, mask, mode):
+    """Each size of every encoding, and what hides keys."""
+    attention = Attention(spec, 8, 4, 2, dim=16, trained_length=16).eval()
+
+    def call(size, q, k, x):
+        return attention(q, k, k, x=x, **MASKS[mask](size, k))
+
+    inputs = torch.randn(4, 4, 9, 8), torch.randn(4, 2, 9, 8), torch.randn(4, 9, 16)
+    counts = {HEADS: (4,), KV: (2,)}.get(axes, (3, 1, 2))
+    module = of_values(call, axes)
+    program = program_of(module, (torch.tensor(counts[0]), *inputs), mode)
+    with torch.no_grad():
+        for count in map(torch.tensor, counts):
+            got, want = program(count, *inputs), module(count, *inputs)
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+        if axes in (HEADS, KV):
+            with pytest.raises(RuntimeError):
+                program(torch.tensor(1), *inputs)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -12,7 +12,7 @@ from cases import (
     load_torch,
     recording_backend,
 )
-from op_cases import F32, F64, OPERATORS, fake, tensors_of
+from op_cases import F32, F64, OPERATORS, PROGRAMS, fake, of_values, program_of, tensors_of
 from tensors import (
     FLOATS,
     LAYOUTS,
@@ -423,6 +423,39 @@ def test_compiles_whole_for_any_length(case):
         for got, want in zip(*results, strict=True):
             close(got, want, **op.exact)
     assert compiled_once(backend)
+
+
+@each_case(CASES, ONE)
+@pytest.mark.parametrize(
+    "mode", [PROGRAMS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in PROGRAMS[1:])]
+)
+def test_sizes_that_only_values_tell(case, mode):
+    """All axes of one size have an unknown size, one after the other; and so have numbers."""
+    op, _, a = draw(case, 5, length=7)
+    inputs = tensors_of(a)
+    numbers = [name for name in ("keys", "first", "offsets") if isinstance(a.get(name), int)]
+    calls = [(a[name], (), name) for name in numbers]
+    shapes = [(i, axis, n) for i, x in enumerate(inputs.values()) for axis, n in enumerate(x.shape)]
+    if op.name == "merge_attention":  # it counts its parts
+        shapes = [(i, axis, n) for i, axis, n in shapes if axis]
+    for size in sorted({n for *_, n in shapes if n > 1}):
+        calls.append((size, [(i, axis) for i, axis, n in shapes if n == size], None))
+    for size, axes, number in calls:
+
+        def call(count, *tensors, number=number):
+            values = dict(zip(inputs, tensors, strict=True)) | ({number: count} if number else {})
+            return op.function(**a | values)
+
+        module, tensors = of_values(call, axes), tuple(inputs.values())
+        program = program_of(module, (torch.tensor(size), *tensors), mode)
+        for count in map(torch.tensor, (size, size - 1)):
+            try:
+                want = module(count, *tensors)
+            except RuntimeError:  # it does not fit the sizes of others
+                with pytest.raises(RuntimeError):
+                    program(count, *tensors)
+            else:
+                close(program(count, *tensors), want)
 
 
 @each_case([case for case in ONE if case[0].leaves], FEW)

@@ -114,6 +114,16 @@ inline const char *name_of(ScalarType type) {
             return "complex64";
         case ScalarType::ComplexDouble:
             return "complex128";
+        case ScalarType::Float8_e5m2:
+            return "float8_e5m2";
+        case ScalarType::Float8_e4m3fn:
+            return "float8_e4m3fn";
+        case ScalarType::Float8_e5m2fnuz:
+            return "float8_e5m2fnuz";
+        case ScalarType::Float8_e4m3fnuz:
+            return "float8_e4m3fnuz";
+        case ScalarType::Float8_e8m0fnu:
+            return "float8_e8m0fnu";
         default:
             return "another dtype";
     }

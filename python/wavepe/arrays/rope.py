@@ -229,7 +229,7 @@ def rope_table(
     precision = checks.choice("precision", precision, ("exact", "hf"))
     dtype = checks.float_dtype(dtype)
     per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
-    shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
+    shape = checks.broadcast("axes of positions and inv_freq", per_pair.shape, inv_freq.shape)
     real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
     cos, sin = (np.empty(shape, real) for _ in range(2))
     if not cos.size:

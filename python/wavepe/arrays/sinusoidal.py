@@ -54,7 +54,7 @@ def sinusoidal(
     array([[0.    , 1.    , 0.    , 1.    ],
            [0.8415, 0.5403, 0.01  , 1.    ]])
     """
-    positions = checks.real_array("positions", positions)
+    positions = checks.with_room("positions", checks.real_array("positions", positions))
     dim = checks.integer("dim", dim, 0)
     if dim % 2:
         raise ValueError(f"dim must be even, got {dim}")

@@ -137,9 +137,16 @@ def distinct(array: np.ndarray) -> np.ndarray:
     return array[tuple(slice(None) if stride else slice(1) for stride in array.strides)]
 
 
+def with_room(name: str, array: np.ndarray) -> np.ndarray:
+    """Return the array if NumPy, whose arrays have 64 axes, has room for one more."""
+    if array.ndim > 63:
+        raise ValueError(f"{name} must have at most 63 axes, got {array.ndim}")
+    return array
+
+
 def position_array(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of integers within +-2^53, which float64 holds exactly."""
-    array = array_of(name, value)
+    array = with_room(name, array_of(name, value))
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # np.asarray([]) has dtype float64
     if array.dtype.kind not in "iu":
@@ -183,6 +190,9 @@ def broadcast(what: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     except ValueError:
         listed = " and ".join(str(tuple(s)) for s in shapes)
         raise ValueError(f"{what} {listed} do not broadcast") from None
+    except RuntimeError:  # NumPy's limit
+        most = max(map(len, shapes))
+        raise ValueError(f"{what} must be at most 32 to broadcast, got {most}") from None
 
 
 # ---- operands of attention, NumPy arrays or torch tensors ---------------------------------------

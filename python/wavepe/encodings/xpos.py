@@ -75,6 +75,7 @@ class XPos(Encoding):
         import torch
 
         from ..ops._common import wide
+        from ..ops._torch_private import holds
 
         d, tokens = q.shape[-1], queries.shape[-1]
         pairs = torch.arange(d // 2, device=q.device, dtype=torch.float64)
@@ -82,13 +83,13 @@ class XPos(Encoding):
         rate = rate.repeat_interleave(2) if self.interleaved else rate.repeat(2)
         most = _LARGEST.get(str(q.dtype), 80.0)
         longest = -most * self.scale_base / math.log(self.gamma / (1 + self.gamma))
-        if tokens > longest:
+        if not holds(tokens <= longest):
             raise ValueError(
                 f"xpos in {q.dtype} has factors for at most {int(longest)} queries, got {tokens}: "
                 "give a larger scale_base, or a wider dtype"
             )
         # From the last query on, so that far keys shrink to zero. Later keys are not seen.
-        last = queries[..., -1:] if tokens else keys[..., -1:]
+        last = torch.nn.functional.pad(queries, (1, 0))[..., -1:]
         of_queries = (queries - last)[..., None] * rate
         of_keys = ((last - keys)[..., None] * rate).clamp(max=most)
         q_factor, k_factor = (x.exp().unsqueeze(-3).to(wide(q)) for x in (of_queries, of_keys))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..common import checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..ops._torch_private import holds
 from ..positions import PositionEncoding
 from ..positions.tokens import token_positions
 from ._cache import CachedTokens, KVCache, tokens_of
@@ -207,7 +208,7 @@ class Attention(nn.Module):
                     f"({k.shape[0]}, {keys}, {self.dim}), of the tokens of k"
                 )
             check_shape("x, of all tokens of k,", x, k.shape[0], keys, self.dim or 0)
-        if queries > keys or (cache is not None and queries != keys):
+        if not holds(queries <= keys) or (cache is not None and queries != keys):
             needed = "m = n with a cache" if cache is not None else "m <= n"
             raise RuntimeError(
                 f"wavepe: attention needs {needed}, because the queries belong to the last tokens; "

@@ -16,7 +16,7 @@ from ..common import checks
 from ..common.spec import write_value
 from ..encodings import RoPE
 from ..ops._compiler import disable
-from ..ops._torch_private import assert_async
+from ..ops._torch_private import assert_async, holds
 from ..positions.rotation import Frequencies, FrequencySchedule, angles
 from ._sequences import check_shape, checked_rows
 
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
         """
         check_shape("q", q, "B", "H", "L", self.head_dim)
         check_shape("k", k, "B", "H", "L", self.head_dim)
-        if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        if not (holds(q.shape[0] == k.shape[0]) and holds(q.shape[2] == k.shape[2])):
             raise RuntimeError(
                 "wavepe: q (B, H, L, d) and k (B, Hk, L, d) must have the same batch and length, "
                 f"got {tuple(q.shape)} and {tuple(k.shape)}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops._common import INTEGERS, check_tensors
-from ..ops._torch_private import assert_async
+from ..ops._torch_private import assert_async, holds
 from ..positions.tokens import largest_so_far, value_before
 from ._cache import CachedTokens
 
@@ -28,17 +28,20 @@ def joined_key_mask(
         raise RuntimeError(
             f"wavepe: key_mask must be bool, with False for hidden tokens; got {key_mask.dtype}"
         )
-    good = key_mask.dim() == 2 and key_mask.shape[0] in (1, batch)
-    if good and key_mask.shape[1] == start + count:
+    good = key_mask.dim() == 2 and holds(key_mask.shape[0] == 1, key_mask.shape[0] == batch)
+    if good and start and key_mask.shape[1] == start + count:
         return key_mask.expand(batch, -1)
-    if not good or key_mask.shape[1] != count:
+    if not good or not holds(key_mask.shape[1] == count):
         longer = f" or {(batch, start + count)}, cached tokens included" if start else ""
         raise RuntimeError(
             f"wavepe: key_mask must be (B, L), here {(batch, count)}{longer}; got "
             f"{tuple(key_mask.shape)}"
         )
+    key_mask = key_mask.expand(batch, -1)
+    if not start:
+        return key_mask
     before = key_mask.new_ones((batch, start)) if before is None else before
-    return torch.cat([before, key_mask.expand(batch, -1)], 1)
+    return torch.cat([before, key_mask], 1)
 
 
 def joined_positions(
@@ -71,7 +74,7 @@ def check_order(
     Positions on a device are not checked, because reading them would wait for the device.
     """
     n = positions.shape[1]
-    if n < 2 or positions.device.type != "cpu":
+    if positions.device.type != "cpu":
         return
     here = torch.arange(n, device=positions.device)[None]
     visible = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
@@ -95,8 +98,8 @@ def check_order(
 
 
 def _taken(x: Tensor, before: Tensor) -> Tensor:
-    rows = before.shape[0] if x.shape[0] == 1 else x.shape[0]
-    return x.expand(rows, -1).gather(1, before.clamp(min=0).expand(rows, -1))
+    x, before = torch.broadcast_tensors(x, before.clamp(min=0))
+    return x.gather(1, before)
 
 
 def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
@@ -107,7 +110,7 @@ def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
         raise RuntimeError(f"wavepe: {name} must be dense, got a nested tensor: {advice}")
     good = x.dim() == len(shape)
     for size, needed in zip(x.shape, shape, strict=False):
-        good = good and (isinstance(needed, str) or size == needed)
+        good = good and (isinstance(needed, str) or holds(size == needed))
     if not good:
         needed = ", ".join(map(str, shape))
         raise RuntimeError(f"wavepe: {name} must be ({needed}), got {tuple(x.shape)}")
@@ -118,8 +121,8 @@ def checked_rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
     check_tensors(**{name: x})
     if x.dtype not in INTEGERS:
         raise RuntimeError(f"wavepe: {name} must hold integers, got {x.dtype}")
-    good = x.dim() in (1, 2) and x.shape[-1] == count
-    if not good or (x.dim() == 2 and x.shape[0] not in (1, batch)):
+    good = x.dim() in (1, 2) and holds(x.shape[-1] == count)
+    if not good or (x.dim() == 2 and not holds(x.shape[0] == 1, x.shape[0] == batch)):
         raise RuntimeError(
             f"wavepe: {name} must be (L,) or (1|B, L), here ({count},) or (1|{batch}, {count}); "
             f"got {tuple(x.shape)}"

@@ -35,7 +35,7 @@ from ._common import (
 )
 from ._compiler import is_compiling, wants_standard
 from ._relative_table import RelativeTable
-from ._torch_private import below_autograd, under_transforms
+from ._torch_private import below_autograd, is_known, under_transforms
 
 # Most calls give no others. Those are left out if they have their defaults, because torch takes
 # 0.07 microseconds to check each one.
@@ -208,7 +208,8 @@ def attention(
         else:
             offset = integer("offset", offset)
             offset = torch.full((), offset, dtype=torch.int64, device=q.device)
-    seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
+    drops = not is_known(dropout_p <= 0) if compiling else dropout_p > 0
+    seed = torch.randint(2**62, (), device=q.device) if drops else None
     arguments: tuple[Any, ...] = (
         q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
         segments, mask, dropout_p, seed, zones or None, bias, bias_first, bias_beyond, sinks,

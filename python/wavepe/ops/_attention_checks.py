@@ -6,6 +6,8 @@ That is for fake tensors, whose sizes may be symbols, for the GPU, and for atten
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import and_, eq
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ from ._common import (
     run_check,
     wide,
 )
+from ._torch_private import holds, is_known
 
 
 class Arguments(NamedTuple):
@@ -110,11 +113,11 @@ def check_arguments(call: Arguments) -> None:
     _check_shapes(tensors)
     for option, name, axis in (("beyond", "p", -2), ("bias_beyond", "bias", -1)):
         check_choice(option, beyond := getattr(call, option), BEYOND)
-        if name in tensors:
-            run_check(checks.edge, option, beyond, tensors[name].shape[axis])
+        if name in tensors and beyond == "edge":
+            run_check(checks.edge, option, beyond, int(holds(tensors[name].shape[axis] > 0)))
     if not 0 <= call.dropout_p <= 1:
         check(False, f"dropout_p must lie in 0..1, got {call.dropout_p}")
-    if call.window is not None and call.window < 0:
+    if call.window is not None and not holds(call.window >= 0):
         check(False, f"window must not be negative, got {call.window}")
     if call.scale is not None and not -math.inf < call.scale < math.inf:
         check(False, f"scale must be finite, got {call.scale}")
@@ -146,7 +149,8 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
         if tensors[name].dim() != 4:
             check(False, f"{name} must be (B, heads, length, size), got {checks.listed(operands)}")
     (batch, heads, queries, d), (_, key_heads, keys, _) = tensors["q"].shape, tensors["k"].shape
-    run_check(checks.heads, heads, key_heads, operands)
+    if not holds(heads == 0 if is_known(key_heads == 0) else heads % key_heads == 0):
+        run_check(checks.heads, heads, key_heads, operands)
     w, c = tensors["p"].shape[-2:] if "p" in tensors else (0, d)
     w_bias = tensors["bias"].shape[-1] if "bias" in tensors and tensors["bias"].dim() else 0
     over_keys: tuple[tuple[int, ...], ...] = ((batch, keys), (1, keys))
@@ -165,11 +169,10 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
         "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
     }
     for name, x in tensors.items():
-        # Tuples compare their items before their lengths, which would guard a traced size.
         shapes = (shape for shape in allowed[name] if len(shape) == x.dim())
-        if not any(tuple(x.shape) == shape for shape in shapes):
+        if not holds(*(reduce(and_, map(eq, x.shape, shape), True) for shape in shapes)):
             listing = " or ".join(map(str, dict.fromkeys(allowed[name])))
             got = checks.listed(operands) if name in operands else tuple(x.shape)
             check(False, f"{name} must be {listing}, got {got}")
-    if "segments" in tensors and queries != keys:
+    if "segments" in tensors and not holds(queries == keys):
         check(False, f"segments need m = n, got {queries} queries and {keys} keys")

@@ -19,6 +19,7 @@ from torch import Tensor
 from ._attention_checks import Arguments
 from ._relative_table import RelativeTable
 from ._scores import default_scale
+from ._torch_private import is_known
 
 _FORWARD = torch.ops.wavepe.attention_forward.default
 _BACKWARD = torch.ops.wavepe.attention_backward.default
@@ -42,9 +43,9 @@ def attention_in_graph(
     call: Arguments, name: str = "", one_sided: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of the arguments of `_FORWARD`."""
-    usual = call.softcap is None and call.dropout_p == 0
+    usual = call.softcap is None and is_known(call.dropout_p == 0)
     # Most models give the default, and its comparison costs one guard.
-    usual = usual and (call.scale is None or call.scale == default_scale(call.q))
+    usual = usual and (call.scale is None or is_known(call.scale == default_scale(call.q)))
     numbers = None
     # On a GPU a tensor on the CPU would keep the graph out of a CUDA graph.
     if not (usual or torch.compiler.is_exporting()) and call.q.device.type == "cpu":

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from ..arrays.relative_bias import Bias, Table, ranged
 from ..common import checks
 from ..common.errors import out_of_memory
-from ._torch_private import under_transforms
+from ._torch_private import holds, under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (
@@ -86,9 +86,9 @@ def full_precision(kind: str) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-def check(condition: bool, message: str) -> None:
+def check(condition: Any, message: str) -> None:
     """Raise RuntimeError with `message` unless the condition holds."""
-    if not condition:
+    if not holds(condition):
         raise RuntimeError(f"wavepe: {message}")
 
 

@@ -27,7 +27,7 @@ from ._common import (
 )
 from ._compiler import is_compiling, traced
 from ._scores import clamped, take_rows
-from ._torch_private import below_autograd, transformed
+from ._torch_private import below_autograd, holds, transformed
 
 _ops = torch.ops.wavepe
 _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default
@@ -119,9 +119,10 @@ def _check(q: Tensor, p: Tensor, keys: int, beyond: str) -> None:
         p.dim() == 2 or p.shape[0] == (q.shape[-3] if q.dim() > 2 else 1),
         f"q and p have different numbers of heads: {shapes}",
     )
-    if keys < 0:  # with the message, a compiler would fix a traced size
+    if not holds(keys >= 0):  # with the message, a compiler would fix a traced size
         check(False, f"keys must not be negative, got {keys}")
-    run_check(checks.edge, "beyond", beyond, p.shape[-2])
+    if beyond == "edge":
+        run_check(checks.edge, "beyond", beyond, int(holds(p.shape[-2] > 0)))
 
 
 @torch.library.register_fake("wavepe::relative_bias")

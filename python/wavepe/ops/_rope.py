@@ -20,7 +20,13 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._torch_private import CAN_GO_BELOW_AUTOGRAD, below_autograd, transformed, under_transforms
+from ._torch_private import (
+    CAN_GO_BELOW_AUTOGRAD,
+    below_autograd,
+    holds,
+    transformed,
+    under_transforms,
+)
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
@@ -176,8 +182,8 @@ def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         check_dtype(table_name, table)
         check(
             table.dim() in (2, 3)
-            and table.shape[-2] == x.shape[-2]
-            and (table.dim() == 2 or table.shape[0] == 1 or table.shape[0] == batch),
+            and holds(table.shape[-2] == x.shape[-2])
+            and (table.dim() == 2 or holds(table.shape[0] == 1, table.shape[0] == batch)),
             f"{table_name} must be (L, h) or (1|B, L, h), got {tuple(table.shape)} "
             f"for {name} of shape {shape}",
         )

@@ -14,6 +14,8 @@ torch._C._functorch.get_interpreter_stack, torch.autograd.forward_ad._current_le
 torch._assert_async
     For `assert_async`, which stays in a compiler's graph. If the name is missing, an `if` splits
     the graph.
+torch._check
+    For `holds`. If the name is missing, a program has no sizes that only its values tell.
 torch.SymInt.node
     For `largest`. If the name is missing, no length in an exported program has a bound.
 torch.Tensor._version
@@ -23,6 +25,8 @@ torch.Tensor._version
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -92,6 +96,36 @@ def _assert_now(condition: Tensor, message: str) -> None:
 
 
 assert_async: Any = getattr(torch, "_assert_async", _assert_now)
+
+
+_check: Any = getattr(torch, "_check", bool)
+
+
+def holds(*conditions: Any) -> bool:
+    """Tell whether one of the conditions holds.
+
+    Where only values of a program tell, the program asserts it, and the answer is True.
+    """
+    if is_known(*conditions):
+        return True
+    condition = functools.reduce(operator.or_, conditions, False)
+    if _decided(condition, "guard_or_true"):
+        _check(condition)
+        return True
+    return False
+
+
+def is_known(*conditions: Any) -> bool:
+    """Tell whether one of the conditions holds; False where only values of a program tell."""
+    return any(_decided(condition, "guard_or_false") for condition in conditions)
+
+
+def _decided(condition: Any, decide: str) -> bool:
+    if isinstance(condition, bool) and not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # importing sympy takes long
+
+    return getattr(symbolic_shapes, decide, bool)(condition)
 
 
 def stamps(tensors: Iterable[Tensor]) -> list[object] | None:

@@ -29,7 +29,7 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._torch_private import transformed
+from ._torch_private import holds, transformed
 
 _ops = torch.ops.wavepe
 
@@ -87,7 +87,7 @@ def wavelet_table(
     if not isinstance(offsets, Tensor):
         number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
         # The message is made only here: with it, a compiler would fix a traced length.
-        if not number or offsets < 0:
+        if not number or not holds(offsets >= 0):
             check(False, f"offsets must be an int from 0 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
     compiling = is_compiling()
@@ -108,7 +108,7 @@ def _check_arguments(offsets: Tensor, scale: Tensor, shift: Tensor) -> None:
     check_dtype("shift", shift)
     check(offsets.dim() == 1, f"offsets must be 1-D, got {tuple(offsets.shape)}")
     check(
-        scale.dim() == 1 and scale.shape == shift.shape,
+        scale.dim() == shift.dim() == 1 and holds(scale.shape[0] == shift.shape[0]),
         f"scale and shift must be 1-D and of one size, got {tuple(scale.shape)} and "
         f"{tuple(shift.shape)}",
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import ops
 from ..encodings import Encoding
+from ..ops._torch_private import is_known
 from .learned import Learned, LearnedCache, Terms
 from .rotation import Frequencies, FrequencySchedule, Rotated, angles
 from .scores import Scores
@@ -108,7 +109,7 @@ class PositionEncoding(Learned):
             state.frequencies = current
         cos, sin = angles(current, k, positions, start=start)
         interleaved = bool(schedule.rope.interleaved)
-        if q.shape[-2] == k.shape[-2]:
+        if is_known(q.shape[-2] == k.shape[-2]):
             rotated_q, k = ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
             return rotated_q, k, Rotated(cos, sin, interleaved, q)
         k = ops.rope(k, cos, sin, interleaved=interleaved)

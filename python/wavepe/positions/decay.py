@@ -1,8 +1,8 @@
 """A decay that the input decides [G], as more columns of queries and keys.
 
 The kernels know no bias of single keys. A product of two columns is one: sums of the decay stand in
-columns of the keys, beside a 1 in the query. Narrow dtypes split each number into parts, so that
-the sums are as exact as float32.
+columns of the keys, beside a 1 in the query. Each number is split into parts, so that the sums are
+as exact as those of float64.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# How many numbers of a dtype hold a float32.
+# How many numbers of a dtype hold a float32, and how many hold a sum of many.
 _PARTS = {torch.bfloat16: 3, torch.float16: 3}
+_PARTS_OF_SUMS = {torch.bfloat16: 3, torch.float32: 2}
 
 
-def as_columns(x: Tensor, like: Tensor) -> Tensor:
-    """Return numbers (B, H, n) as columns (B, heads, n, H / heads * parts) for `like`.
-
-    `like` is (B, heads, n, d): keys or queries. Each of its heads has the numbers of its group of
-    query heads.
-    """
+def _split(x: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
+    """Return `count` numbers (..., 1) of the dtype whose sum is x, the largest first."""
     parts = []
-    for _ in range(_PARTS.get(like.dtype, 1)):
-        parts.append(x.to(like.dtype))
-        x = x - parts[-1].to(x.dtype)
-    return torch.stack(parts, -1).unflatten(1, (like.shape[1], -1)).transpose(2, 3).flatten(3)
+    for _ in range(count):
+        parts.append(x.to(dtype)[..., None])
+        x = x - parts[-1][..., 0].to(x.dtype)
+    return parts
+
+
+def _of_key_heads(columns: Tensor, k: Tensor) -> Tensor:
+    """Return columns (B, H, n, c) as (B, Hk, n, H / Hk * c), those of each group of query heads."""
+    return columns.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3)
+
+
+def as_columns(decay: Tensor, k: Tensor) -> Tensor:
+    """Return the decay (B, H, n) as columns (B, Hk, n, H / Hk * parts) of keys (B, Hk, n, d)."""
+    return _of_key_heads(torch.cat(_split(decay, k.dtype, _PARTS.get(k.dtype, 1)), -1), k)
 
 
 def from_columns(columns: Tensor, k: Tensor, heads: int) -> Tensor:
@@ -45,14 +52,17 @@ def with_sums(
     """
     batch, heads, rows, _ = q.shape
     total = decay.cumsum(-1) / factor
-    place = queries.clamp(0, max(k.shape[2] - 1, 0))[:, None].expand(batch, heads, -1)
-    # Only differences matter. Counted from the middle query, the numbers are smaller, so exacter.
-    if rows:
-        total = total - total.gather(-1, place[..., rows // 2, None])
-    of_query, of_keys = as_columns(total.gather(-1, place), q), as_columns(-total, k)
-    parts = of_query.shape[-1]
+    place = queries.clamp(max=k.shape[2] - 1).clamp(min=0)[:, None].expand(batch, heads, -1)
+    # Only differences matter. Counted from the mean of the queries, the numbers are smaller, and
+    # their gradients sum to 0: rounding does not add up along the tokens.
+    total = total - total.gather(-1, place).mean(-1, keepdim=True)
     # A query reads the columns of its own head, among those of its key head.
     selection = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
-    selection = selection.repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
-    ones = k.new_ones(()).expand(*k.shape[:3], parts)
-    return torch.cat([q, selection, of_query], -1), torch.cat([k, of_keys, ones], -1)
+    selection = selection[None, :, None].expand(batch, -1, rows, -1)
+    one = k.new_ones(()).expand(*k.shape[:3], 1)
+    count = _PARTS_OF_SUMS.get(q.dtype, 1)
+    of_queries, of_keys = (_split(x, q.dtype, count) for x in (total.gather(-1, place), -total))
+    # The kernels add products in order, so near tokens cancel before smaller numbers are added.
+    of_queries = [x for part in of_queries for x in (selection, part)]
+    of_keys = [x for part in of_keys for x in (_of_key_heads(part, k), one)]
+    return torch.cat([*of_queries, q], -1), torch.cat([*of_keys, k], -1)

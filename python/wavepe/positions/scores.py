@@ -220,7 +220,7 @@ class Scores:
         """Return the smaller of a layer's window and the encoding's."""
         if window is None or self._window is None:
             return self._window if window is None else window
-        return min(window, self._window)
+        return torch.sym_min(window, self._window)
 
     # ---- terms without the queries ----
 
@@ -335,6 +335,11 @@ class Scores:
             decay = from_columns(columns, k, self.heads)
             if indices.key_mask is not None:
                 decay = decay.masked_fill(~indices.key_mask.to(k.device)[:, None], 0)
+            if q.dtype == wide(q):  # a kernel would round sums times the factor
+                if "q_rel" in kernel_args:
+                    kernel_args["q_rel"] = kernel_args["q_rel"] * factor
+                q, factor = q * factor, 1.0
+                kernel_args["scale"] = factor
             q, k = with_sums(q, k, decay, indices.queries(q, k), factor)
         kernel_args |= {"q": q, "k": k}
 

@@ -16,6 +16,7 @@ from .. import ops
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._device_constant import DeviceConstant
+from ..ops._torch_private import is_known
 
 
 class SelfExtend:
@@ -53,7 +54,7 @@ class SelfExtend:
         """
         near, window = self._near, kernel_args.get("window")
         q, k = kernel_args["q"], kernel_args["k"]
-        if k.shape[2] <= near or (window is not None and window <= near):
+        if is_known(k.shape[2] <= near) or (window is not None and is_known(window <= near)):
             out: Any = ops.attention(**kernel_args)
             return out
         parts = [ops.attention(**{**kernel_args, "window": near}, return_lse=True)]
@@ -66,7 +67,7 @@ class SelfExtend:
             "k": self._moved(k, keys, 0, interleaved),
             "offset": offset,
             "causal": True,  # from the first far key on
-            "window": None if window is None else window - near,
+            "window": None if window is None else torch.sym_max(window - near, 0),
         }
         far.pop("sinks", None)  # they are counted once
         parts.append(ops.attention(**far, return_lse=True))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..ops._compiler import wants_standard
+from ..ops._torch_private import holds
 
 
 class TokenIndices(NamedTuple):
@@ -49,8 +50,8 @@ class TokenIndices(NamedTuple):
         if self.key_mask is None:
             return positions, keys + shift[:, -1:]
         seen = self.key_mask.to(q.device)
-        rows = max(len(seen), len(places))
-        place = places.clamp(0, max(k.shape[2] - 1, 0)).expand(rows, -1)
+        rows = torch.broadcast_shapes(seen.shape[:1], places.shape[:1])[0]
+        place = places.clamp(max=k.shape[2] - 1).clamp(min=0).expand(rows, -1)
         shift = torch.where(seen.expand(rows, -1).gather(1, place), shift, -(1 << 32))
         return positions, keys + shift.amax(1, keepdim=True)
 
@@ -75,12 +76,14 @@ def value_before(x: Tensor, first: Tensor | int) -> Tensor:
 
     To slice n - 1 tokens would tell an exporter that n is not 2.
     """
-    return torch.where(torch.arange(x.shape[1], device=x.device) == 0, first, x.roll(1, -1))
+    before = torch.nn.functional.pad(x, (1, 0))[:, : x.shape[1]]
+    return torch.where(torch.arange(x.shape[1], device=x.device) == 0, first, before)
 
 
 def largest_so_far(x: Tensor) -> Tensor:
     """Return (..., n): the largest of x (..., n) up to each place, at least -1."""
     if not wants_standard():
+        holds(x.numel() != 0)  # cummax asks
         return x.cummax(-1).values
     n = x.shape[-1]  # ONNX has no cummax
     place = torch.arange(n, device=x.device)
