@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from ..ops._compiler import is_compiling
 from ..positions import LearnedCache, Rotated, Terms
 from ..positions.tokens import token_positions
 from . import families, masks
@@ -89,7 +88,7 @@ class Pass:
         self.key_ends: Any = kwargs.get("cu_seq_lens_k")
         self.use_cache: bool | None = kwargs.get("use_cache")
         self.weights: bool | None = kwargs.get("output_attentions")
-        self.compiling = is_compiling()
+        self.compiling = torch.compiler.is_compiling()
         self.reused: dict[str, Any] = {}  # by type, what layers keep for those that reuse keys
         self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
 
