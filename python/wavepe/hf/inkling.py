@@ -30,7 +30,7 @@ def without_own(encoding: Encoding) -> Encoding | None:
 
 
 def keep_queries(attention: Any, score: Scores | None) -> None:
-    """Let an Inkling layer keep the queries of its table; no queries if the encoding has another."""
+    """Let an Inkling layer keep the queries of its table; none if the encoding has another."""
     if (logits := getattr(attention, "rel_logits_proj", None)) is not None:
         keeps_table = score is not None and any(map(is_own, score.encoding.parts))
         logits.forward = _queries if keeps_table else _nothing
