@@ -96,6 +96,7 @@ def test_links_that_lead_out_of_the_folder(words, tmp_path, capsys):
     template = tmp_path / "stock" / "additional_chat_templates" / "tool.jinja"
     template.parent.mkdir()
     template.symlink_to("../../text.txt")
+    (tmp_path / "stock" / "runs").symlink_to(tmp_path)  # a folder, which no program copies
     assert main(words) == 2
     message = "links lead out of the folder (additional_chat_templates/tool.jinja): remove them"
     assert message in capsys.readouterr().err

@@ -70,6 +70,14 @@ def test_weights_are_copies_unless_links_are_asked_for(tmp_path):
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to("../../refs/main")
     refused(snapshot, tmp_path / "other", "config.json is a symbolic link that leads out")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../blobs/config.json")
+    repository = (tmp_path / "models--a--b").rename(tmp_path / "moved")
+    (tmp_path / "models--a--b").symlink_to(repository)
+    assert not convert(snapshot, tmp_path / "from-moved", "alibi").left_out
+    (repository / "blobs").rename(tmp_path / "private")
+    (repository / "blobs").symlink_to(tmp_path / "private")
+    refused(snapshot, tmp_path / "other", "config.json is a symbolic link that leads out")
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -84,9 +92,16 @@ def test_links_that_lead_out_of_the_folder(link, tmp_path, monkeypatch):
     (source / "folder").symlink_to(tmp_path)
     (source / "loop").symlink_to("loop")
     (source / "README.md").symlink_to(secret)
+    (source / ".git").mkdir()
+    (source / ".git" / "config").write_text("password")
+    (source / "git.txt").symlink_to(".git/config")
+    (tmp_path / ".target.part").symlink_to(source)
     done = convert(source, tmp_path / "target", "alibi", link=link)
-    outside = ["README.md", "chain.txt", "sub/absolute.txt", "sub/relative.txt"]
+    outside = ["README.md", "chain.txt", "git.txt", "sub/absolute.txt", "sub/relative.txt"]
     assert done.left_out == tuple(sorted(["folder", "loop", *outside]))
+    (tmp_path / "target" / ".README.md.part.md").symlink_to(secret)
+    load(tmp_path / "target").save_pretrained(tmp_path / "target")
+    assert secret.read_text() == "key"
     assert (tmp_path / "target" / "sub" / "around.txt").read_text() == "{}"
     assert "alibi" in (tmp_path / "target" / "README.md").read_text()
     first = min(path.name for path in source.glob("*.safetensors"))
@@ -243,6 +258,7 @@ def test_modes_and_links(tmp_path):
     source, target = stock(tmp_path / "source", "sharded"), tmp_path / "target"
     weights = sorted(path.name for path in source.glob("*.safetensors"))
     (source / weights[0]).chmod(0o640)
+    (source / "modeling_wavepe.py").touch(0o400)
     (source / "gone.json").symlink_to("nowhere")
     (tmp_path / "more").mkdir()
     (source / "linked").symlink_to(tmp_path / "more")
@@ -251,8 +267,8 @@ def test_modes_and_links(tmp_path):
     assert {"gone.json", "linked"} <= set(done.left_out)
     assert target.stat().st_mode & 0o777 == 0o700
     assert (target / weights[0]).stat().st_mode & 0o777 == 0o640
-    new = (target / "model-position-encoding.safetensors").stat().st_mode
-    assert new == (target / "config.json").stat().st_mode
+    for new in ("model-position-encoding.safetensors", "modeling_wavepe.py"):
+        assert (target / new).stat().st_mode == (target / "config.json").stat().st_mode
 
 
 def test_targets_that_cannot_be_replaced(tmp_path, monkeypatch):

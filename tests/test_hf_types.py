@@ -92,6 +92,20 @@ def test_a_head_around_a_patched_model(tmp_path):
         model.save_pretrained(tmp_path)
 
 
+AMONG_OTHERS = """
+import importlib
+from transformers import LlamaConfig, LlamaModel, PreTrainedModel
+PreTrainedModel.save_pretrained = lambda *args, **options: (args[1:], options)
+import wavepe.hf.model_types
+importlib.reload(wavepe.hf.model_types)
+print(LlamaModel(LlamaConfig(num_hidden_layers=0)).save_pretrained("folder", max_shard_size=1))
+"""
+
+
+def test_saving_where_others_wrap_it_and_modules_are_loaded_again():
+    assert output("-c", AMONG_OTHERS, start=forked) == "(('folder',), {'max_shard_size': 1})\n"
+
+
 # --------------------------------------------------------------- the configuration
 
 

@@ -34,6 +34,7 @@ def new_file(target: Path) -> Iterator[Path]:
     try:
         with writing(target, part):
             target.parent.mkdir(exist_ok=True)
+            part.unlink(missing_ok=True)  # a link would lead to another file
             yield part
             os.replace(part, target)
     except BaseException:
@@ -57,6 +58,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.part")
     with interrupt_on_signals(), writing(target, part):
         try:
+            if part.is_symlink():  # it leads to the files of another folder
+                part.unlink()
             with locked(part):
                 try:
                     for path in part.iterdir():  # what a killed process has left
@@ -190,12 +193,15 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 def leads_out(folder: Path, name: str | Path) -> bool:
     """Return whether symbolic links lead from a name in a folder to a file outside of it.
 
-    In the Hub's cache, the links of a snapshot lead to the blobs of its repository.
+    In the Hub's cache, the links of a snapshot lead to the blobs of its repository. A ".git" may
+    hold passwords, so it counts as outside.
     """
-    root = folder.resolve()
-    snapshots = [path for path in (root, *root.parents) if path.match("models--*/snapshots/*")]
-    places = [root, *((path.parents[1] / "blobs").resolve() for path in snapshots)]
-    return not any(map((root / name).resolve().is_relative_to, places))
+    root, named = folder.resolve(), folder.absolute()  # either may be in the Hub's cache
+    paths = [root, *root.parents, named, *named.parents]
+    snapshots = [path for path in paths if path.match("models--*/snapshots/*")]
+    places = [root, *(path.parents[1].resolve() / "blobs" for path in snapshots)]
+    path = (root / name).resolve()
+    return ".git" in path.parts or not any(map(path.is_relative_to, places))
 
 
 def inside(folder: Path, name: str) -> Path:

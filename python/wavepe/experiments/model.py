@@ -116,7 +116,7 @@ def check_folder(folder: str | Path) -> None:
 def check_links(folder: Path) -> None:
     """Raise UsageError if a program that saves the model again would copy what is elsewhere."""
     paths = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
-    names = [str(path.relative_to(folder)) for path in paths if path.is_symlink()]
+    names = [str(path.relative_to(folder)) for path in paths if path.is_file()]
     if outside := sorted(name for name in names if leads_out(folder, name)):
         raise UsageError(
             f"MODEL {folder}: symbolic links lead out of the folder ({leading_names(outside)}): "

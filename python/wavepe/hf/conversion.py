@@ -24,7 +24,7 @@ from ..common.files import inside, leading_names, leads_out, new_folder, read_ob
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import FAMILIES, TYPE_PREFIX
-from .folder import auto_map, is_ours, write_beside
+from .folder import MODULE, auto_map, is_ours, write_beside
 from .layers import LayerEncodings, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
@@ -265,9 +265,9 @@ def _mapped(source: Path, name: str) -> dict[str, Tensor]:
             return safetensors.torch.load_file(path)
         mmap = zipfile.is_zipfile(path)  # else torch wrote the file before 1.6
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        values = tensors.values() if isinstance(tensors, dict) else [None]
-        if not all(isinstance(x, Tensor) for x in values):
-            raise TypeError("it holds something other than tensors by name")
+        for key, x in tensors.items() if isinstance(tensors, dict) else [("", None)]:
+            if not (isinstance(key, str) and isinstance(x, Tensor)) or x.is_sparse or x.is_meta:
+                raise TypeError("it holds something other than dense tensors by name")
         return tensors
     except Exception as error:  # raised by safetensors, zipfile, pickle or torch
         # torch's own message advises to run the code in the file, and hides the reason.
@@ -302,7 +302,7 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the names of the other files, those to be copied and those to be left out, without
     those in hidden folders and in folders that are checkpoints themselves."""
-    rewritten = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
+    rewritten = {CONFIG_NAME, f"{MODULE}.py", *weights, *(single + INDEX for single in WEIGHTS)}
     copied: set[str] = set()
     left_out: set[str] = set()
     for folder, folders, names in os.walk(source, onerror=_raise):

@@ -100,14 +100,13 @@ def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
             module.reset_own()
 
 
-_save_pretrained = PreTrainedModel.save_pretrained
-
-
-@functools.wraps(_save_pretrained)
-def _checked_save(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+@functools.wraps(PreTrainedModel.save_pretrained)
+def _checked_save(
+    self: PreTrainedModel, *args: Any, _save: Any = PreTrainedModel.save_pretrained, **kwargs: Any
+) -> Any:
     """Save any model of transformers; a model inside it may have been patched."""
     check_owner(self)
-    _save_pretrained(self, *args, **kwargs)
+    return _save(self, *args, **kwargs)
 
 
 def _model_class(stock: Any, config: Any) -> Any:
