@@ -83,13 +83,14 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     import wavepe.hf
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from wavepe.hf import families
-    from wavepe.training import adapting, recipes
+    from wavepe.training import recipes, trainer
 
     source = args.stock or stock_folder(args.folder)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    ids = adapting.token_ids(texts([args.text] if args.text else books(args.folder)), tokenizer)
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     base = families.decoder(stock)
+    text = texts([args.text] if args.text else books(args.folder))
+    ids = trainer.token_ids(text, tokenizer, base.get_input_embeddings().num_embeddings)
     kept = recipes.choose("auto", RICH, base, args.length).encoding.rotary
     known = {row["arm"] for row in results["rows"]}
 
