@@ -28,8 +28,8 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def backward(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
-) -> tuple[Tensor, ...]:
-    """Return ``torch.ops.wavepe.attention_backward`` of checked arguments."""
+) -> tuple[Tensor | None, ...]:
+    """Return ``torch.ops.wavepe.attention_backward`` of checked arguments, with None for empty."""
     count = len(Arguments._fields)
     call = Arguments(*arguments[:count])
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
@@ -49,10 +49,7 @@ def backward(
             gradients.grad_table(chunk.slice_heads(dp, 3))
         if dbias is not None:
             gradients.grad_bias(chunk.slice_heads(dbias, 2))
-    dp = None if dp is None else dp.to(call.q.dtype)
-    # An operator may not return the same tensor twice.
-    grads = (dq, dk, dv, dp, dq_rel, dbias)
-    return tuple(call.q.new_empty((0,)) if grad is None else grad for grad in grads)
+    return dq, dk, dv, None if dp is None else dp.to(call.q.dtype), dq_rel, dbias
 
 
 class _Gradients:
@@ -68,7 +65,7 @@ class _Gradients:
         forward_products = chunk.terms.products
         self.dproducts = self.dedges = None
         if forward_products is not None:  # zeros, because products without a tile are not written
-            self.dproducts = chunk.q.new_zeros(forward_products.shape)
+            self.dproducts = chunk.q.new_empty(forward_products.shape).zero_()
         if chunk.edge:
             self.dedges = lse.new_empty((*lse.shape, 2))
         self.has_table = chunk.terms.p is not None
@@ -155,7 +152,7 @@ def _by_delta(x: Tensor, start: Tensor, terms: ScoreTerms, edge: bool) -> Tensor
 
     x (B, H, deltas) holds the gradient of each delta, from `start` (B|1, 1) on.
     """
-    first, last = terms.bias_first, terms.bias_last
+    first, last = terms.bias_first // 2, terms.bias_last // 2
     place = torch.arange(first, last + 1, device=x.device) - start
     inside = (place >= 0) & (place < x.shape[-1])
     place = place.clamp(0, x.shape[-1] - 1)[:, None].expand(*x.shape[:2], -1)
