@@ -244,19 +244,22 @@ def test_a_plan_repeats_a_call(option, most, planned, monkeypatch):
     monkeypatch.setattr(chunk, "PRODUCTS_BYTES", most)
     other = arguments_of(option, "other")
     want = both_passes(lambda role, arguments: getattr(call, role)(*arguments), other)
-    both_passes(plans.attend, arguments_of(option, "one"))
+    both_passes(_attention_gpu.attend, arguments_of(option, "one"))
     assert len(plans._plans) == 2
     monkeypatch.delattr(call, "forward")
     monkeypatch.delattr(call, "backward")
     for _ in range(2):
-        same(both_passes(plans.attend, other), want)
+        same(both_passes(_attention_gpu.attend, other), want)
 
 
 def test_a_plan_knows_its_arguments_apart(planned):
     """The first call gives one tensor three times."""
     x, *others = (tensor(generator("same", name).normal(size=(1, 1, 5, 8)), F32) for name in "qkv")
     for arguments in ((x, x, x), (x, *others), (others[0], x, x)):
-        same({"out": plans.attend("forward", arguments)[0]}, {"out": call.forward(*arguments)[0]})
+        same(
+            {"out": _attention_gpu.attend("forward", arguments)[0]},
+            {"out": call.forward(*arguments)[0]},
+        )
     assert len(plans._plans) == 1
 
 
@@ -269,9 +272,9 @@ def test_what_a_plan_allocates(planned, monkeypatch, option, allocated, computed
     gradients of the table by head. Nothing is copied."""
     monkeypatch.setattr(launches, "bound", lambda *_: (lambda *_: None, []))  # nothing is launched
     arguments = arguments_of(option, "counted")
-    both_passes(plans.attend, arguments)
+    both_passes(_attention_gpu.attend, arguments)
     with Traffic() as traffic:
-        both_passes(plans.attend, arguments)
+        both_passes(_attention_gpu.attend, arguments)
     assert len(plans._plans) == 2
     ran = [name for name in traffic.ran if name not in ("sin", "cos")]
     assert sum("empty" in name for name in ran) == allocated
@@ -299,11 +302,11 @@ def test_launches_get_addresses_of_living_memory(planned, monkeypatch, option):
     monkeypatch.setattr(launches, "bound", lambda *_: (launch, []))
     arguments = arguments_of(option, "alive")
     for _ in range(2):
-        forward = plans.attend("forward", arguments)
+        forward = _attention_gpu.attend("forward", arguments)
         wanted = arguments.p is not None, arguments.bias is not None
         passes = (*forward, *forward, *arguments, *wanted)
         inputs = tensors(passes)
-        plans.attend("backward", passes)
+        _attention_gpu.attend("backward", passes)
     assert len(addresses) >= 3
     assert min(map(len, addresses)) >= 2
 
@@ -313,11 +316,11 @@ def test_autograd_takes_plans(planned, monkeypatch):
     arguments = draw(generator("autograd"), Shape(1, 2, 1, 5, 20, 8, 8), OPTIONS["bias"])
     grads = incoming(generator("grads"), arguments)
     for _ in range(2):
-        found = run(wavepe.ops.attention, arguments, *grads)
+        ours = run(wavepe.ops.attention, arguments, *grads)
     assert len(plans._plans) == 2
     monkeypatch.setattr(_attention, "serves", lambda x: False)
     for name, want in run(wavepe.ops.attention, arguments, *grads).items():
-        torch.testing.assert_close(found[name], want, msg=name)
+        torch.testing.assert_close(ours[name], want, msg=name)
     q, k, v = (torch.ones(1, 1, 3, 4).requires_grad_() for _ in range(3))
     (grad,) = torch.autograd.grad(wavepe.ops.attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
@@ -327,15 +330,15 @@ def test_autograd_takes_plans(planned, monkeypatch):
 def test_plans_do_not_pile_up(planned, monkeypatch):
     monkeypatch.setattr(plans, "MOST", 3)
     for n in range(1, 6):
-        plans.attend("forward", tuple(torch.ones(1, 1, x, 4) for x in (1, n, n)))
+        _attention_gpu.attend("forward", tuple(torch.ones(1, 1, x, 4) for x in (1, n, n)))
     assert 1 <= len(plans._plans) <= 3
 
 
 def test_wrong_calls_are_refused_by_the_first_and_keep_no_plan(planned):
     q, k = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 5)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"wavepe: q .* needed, got"):
-            plans.attend("forward", (q, k, k))
+        with pytest.raises(RuntimeError, match="wavepe: q "):
+            _attention_gpu.attend("forward", (q, k, k))
     assert not plans._plans
 
 
@@ -356,12 +359,12 @@ def test_padding_of_nan_interpreted():
 @pytest.mark.parametrize("spec", soon(COMBINED, COMBINED[0]))
 def test_combinations_interpreted(spec, monkeypatch):
     """A module's outputs and gradients are those of the CPU's kernels."""
-    found = []
+    results = []
     for attention in (wavepe.ops.attention, interpreted):
         monkeypatch.setattr(wavepe.ops, "attention", attention)
         module = made(spec, torch.float32)
         out = module(tokens(dtype=torch.float32))
         out.sin().sum().backward()
-        found.append([out.detach(), *(x.grad for x in module.parameters())])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([out.detach(), *(x.grad for x in module.parameters())])
+    for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() <= 1e-5 * ours.abs().max()

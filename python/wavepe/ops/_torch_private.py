@@ -79,10 +79,7 @@ if _stack is None or not hasattr(forward_ad, "_current_level"):
 
     @constant_result
     def under_transforms() -> bool:
-        """Tell whether a transform of torch.func, or forward mode, is active.
-
-        Torch refuses the Function inside torch.func, and a second level of forward mode.
-        """
+        """Try what torch refuses: this Function in torch.func, a second level of forward mode."""
         try:
             _NotForTransforms.apply()
             with forward_ad.dual_level():
@@ -130,12 +127,8 @@ def _decided(condition: Any, decide: str) -> bool:
 
     return getattr(symbolic_shapes, decide, bool)(condition)
 DispatchMode: Any = getattr(_python_dispatch, "TorchDispatchMode", None)
-_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-
-
-def has_modes() -> bool:
-    """Tell whether a TorchDispatchMode may be active, which sees every operator."""
-    return _modes() > 0
+# The number of modes that see every operator.
+count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 def stamps(tensors: Iterable[Tensor]) -> list[object] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._compiler import constant_result
-from .._torch_private import has_modes
+from .._torch_private import count_modes
 
 # These GPUs have 99 KB of shared memory for a program; other GPUs have at least 163 KB.
 _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
@@ -67,32 +67,23 @@ def warn_of_memory(missing: str) -> None:
     )
 
 
-def _register(role: str) -> None:
-    """Register the forward or backward in Triton for CUDA; the first call imports Triton."""
-
-    def run(*arguments: Any) -> Any:
-        results = attend(role, arguments)
-        # An operator returns tensors, and none of them twice.
-        return tuple(arguments[0].new_empty((0,)) if x is None else x for x in results)
-
-    torch.library.impl(f"wavepe::attention_{role}", "cuda", run)
-
-
 def serves(x: Tensor) -> bool:
     """Tell whether `attend` may take a call past the dispatcher: no mode or tracer looks on."""
-    tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
-    return x.is_cuda and not (has_modes() or tracing())
+    return x.is_cuda and not (count_modes() or torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def attend(role: str, arguments: Sequence[Any]) -> Any:
-    """Return the forward or backward by the GPU's kernels.
+    """Return the forward or backward, or None for tensors that only the operator can read."""
+    from . import plans  # the first call imports Triton
 
-    Return None for tensors that only the operator can read. Gradients that do not exist are None.
-    """
-    from . import plans
+    return plans.attend(role, arguments, missing_kernel)
 
-    return plans.attend(role, arguments)
+
+def _operator(role: str, *arguments: Any) -> Any:
+    # An operator returns tensors, and none of them twice.
+    return [arguments[0].new_empty((0,)) if x is None else x for x in attend(role, arguments)]
 
 
 for _role in ("forward", "backward"):
-    _register(_role)
+    _run = functools.partial(_operator, _role)
+    torch.library.impl(f"wavepe::attention_{_role}", "cuda", _run)

@@ -93,10 +93,7 @@ def _deltas(first: int, count: int) -> tuple[int, int]:
 
 
 def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
-    """Return the chunks of a call: whole batches, or some key heads of one batch.
-
-    So contiguous tensors stay contiguous.
-    """
+    """Return the chunks of a call: whole batches, or some key heads of one batch."""
     batch, heads, m, _ = call.q.shape
     key_heads = call.k.shape[1]
     if not batch * heads:

@@ -33,10 +33,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def bound(
     kernel: Any, grid: tuple[int, ...], count: int, options: dict[str, Any], compiled: Any
 ) -> tuple[Callable[..., None], list[Any]] | None:
-    """Return a function that launches what ``kernel[grid]`` compiled, and its later arguments.
+    """Return a function that launches what ``kernel[grid]`` compiled, and its last arguments.
 
-    Those follow `count` others. The function takes addresses for tensors. Return None for a Triton
-    that is not known, and in its interpreter.
+    They follow `count` others, in which tensors are addresses. None: this Triton is not known.
     """
     if compiled is None or not _KNOWN:
         return None

@@ -7,7 +7,6 @@ They depend on the signature alone, so later calls repeat them with their own te
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -19,16 +18,14 @@ from torch import Tensor
 from .._attention_checks import Arguments, check_arguments
 from .._common import check
 from .._torch_private import DispatchMode
-from . import call, launches, missing_kernel
+from . import call, launches
 
 MOST = 256  # then all plans are dropped: lengths that change at each step would fill the memory
 _OPTIONS = frozenset((int, float, bool, str, type(None)))
-_aten = torch.ops.aten
-_EMPTY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty)
 _plans: dict[Any, Callable[[list[Tensor]], tuple[Any, ...]]] = {}
 
 
-def attend(role: str, arguments: Sequence[Any]) -> Any:
+def attend(role: str, arguments: Sequence[Any], missing_kernel: Any) -> Any:
     """Return the forward or backward of `call`; None for a tensor that only torch can read."""
     tensors: list[Tensor] = []
     signature = _signature(arguments, tensors)
@@ -36,17 +33,14 @@ def attend(role: str, arguments: Sequence[Any]) -> Any:
         return None
     key = role, *signature
     plan = _plans.get(key)
-    device = tensors[0].get_device()
-    here = device < 0 or device == torch.cuda.current_device()
-    with contextlib.nullcontext() if here else torch.cuda.device(device):
-        return plan(tensors) if plan else _first(role, arguments, tensors, key)
+    with torch.cuda.device_of(tensors[0]):
+        if plan is None:
+            return _first(role, arguments, tensors, key, missing_kernel)
+        return plan(tensors)
 
 
 def _signature(values: Sequence[Any], tensors: list[Tensor]) -> list[Any] | None:
-    """Return what a plan of these values depends on, and add the tensors to a list.
-
-    None: one of them is of another class, or has other values than its memory.
-    """
+    """Return what a plan depends on, and list the tensors; None: one is not as in its memory."""
     key: list[Any] = []
     for x in values:
         kind = type(x)
@@ -66,7 +60,9 @@ def _signature(values: Sequence[Any], tensors: list[Tensor]) -> list[Any] | None
     return key
 
 
-def _first(role: str, arguments: Sequence[Any], tensors: list[Tensor], key: Any) -> Any:
+def _first(
+    role: str, arguments: Sequence[Any], tensors: list[Tensor], key: Any, missing_kernel: Any
+) -> Any:
     """Check a call, run it, and keep a plan of it."""
     start = 4 if role == "backward" else 0  # grad_out, grad_lse, out and lse come before
     checked = Arguments(*arguments[start : start + len(Arguments._fields)])
@@ -81,8 +77,13 @@ def _first(role: str, arguments: Sequence[Any], tensors: list[Tensor], key: Any)
     if DispatchMode is None or (checked.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return getattr(call, role)(*arguments)
     # Aliases, because one tensor may be given twice, and two the next time.
-    aliases = [x.detach() for x in tensors]
-    tape, arguments = _Tape(aliases), _replaced(arguments, iter(aliases))
+    tensors = [x.detach() for x in tensors]
+    tape, aliases = _Tape(tensors), iter(tensors)
+    arguments = [
+        next(aliases) if isinstance(x, Tensor)
+        else [next(aliases) for _ in x] if isinstance(x, (list, tuple)) else x
+        for x in arguments
+    ]  # fmt: skip
     launches.maker.make = tape.launch
     try:
         with tape:
@@ -95,18 +96,8 @@ def _first(role: str, arguments: Sequence[Any], tensors: list[Tensor], key: Any)
     return results
 
 
-def _replaced(values: Any, tensors: Any) -> Any:
-    """Return values with the next tensors in place of theirs."""
-    if isinstance(values, (list, tuple)):
-        return [_replaced(x, tensors) for x in values]
-    return next(tensors) if isinstance(values, Tensor) else values
-
-
 class _Tape(DispatchMode or object):  # type: ignore[misc]
-    """Writes down the steps of a call: a function, its arguments, and its result.
-
-    Each is a value with a key: from 0 on if every call has its own, else below 0.
-    """
+    """Writes down steps: a function and keys of its arguments and result, below 0 if constant."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
@@ -151,7 +142,7 @@ class _Tape(DispatchMode or object):  # type: ignore[misc]
             for x in [out] if isinstance(out, Tensor) else out:
                 self.keys.pop(id(x), None)
                 self.roots[id(x)] = self.roots[id(args[0])]
-        elif func.overloadpacket in _EMPTY:
+        elif "empty" in func.name():
             like = {"dtype": out.dtype, "device": out.device}
             make = functools.partial(torch.empty_strided, out.shape, out.stride(), **like)
             self._enter(out, self._step(make))

@@ -362,8 +362,7 @@ def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.cons
 def kept_weights(dropout, x, block, T: tl.constexpr):
     """Return a tile of 0 for dropped weights and 1 / (1 - dropout_p) for kept ones.
 
-    The hash is the CPU kernel's: splitmix64 of seed and row gives two hash keys, and a 32-bit mix
-    of the hash keys and the key's index gives the decision.
+    The hash is the CPU kernel's: splitmix64 of seed and row, and a 32-bit mix with the key.
     """
     row = (dropout.row >> 1) + x.b.to(tl.int64) * (dropout.batch >> 1)
     row += x.h.to(tl.int64) * x.m + x.i
