@@ -286,8 +286,8 @@ def _gradients(
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
         arguments += (*call[len(inputs) :], p_grad, bias_grad)
-    graph = torch.is_grad_enabled()  # which refuses a second derivative
-    dq, dk, dv, dp, dq_rel, dbias = _run("backward", _BACKWARD, arguments, graph)
+    grads = _run("backward", _BACKWARD, arguments, graph=torch.is_grad_enabled())
+    dq, dk, dv, dp, dq_rel, dbias = grads
     dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse) if sinks_grad else None
     dq_rel = None if call.q_rel is None else dq_rel
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks

@@ -126,9 +126,10 @@ def _decided(condition: Any, decide: str) -> bool:
     from torch.fx.experimental import symbolic_shapes  # importing sympy takes long
 
     return getattr(symbolic_shapes, decide, bool)(condition)
+
+
 DispatchMode: Any = getattr(_python_dispatch, "TorchDispatchMode", None)
-# The number of modes that see every operator.
-count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)  # that see calls
 
 
 def stamps(tensors: Iterable[Tensor]) -> list[object] | None:

@@ -85,5 +85,4 @@ def _operator(role: str, *arguments: Any) -> Any:
 
 
 for _role in ("forward", "backward"):
-    _run = functools.partial(_operator, _role)
-    torch.library.impl(f"wavepe::attention_{_role}", "cuda", _run)
+    torch.library.impl(f"wavepe::attention_{_role}", "cuda", functools.partial(_operator, _role))

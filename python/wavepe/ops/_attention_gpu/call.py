@@ -35,7 +35,7 @@ def backward(
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
     inputs = [x for x in (call.q, call.k, call.v, call.q_rel) if x is not None]
     grads: list[Any] = [
-        torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape) for x in inputs
+        x.new_empty(x.shape) if x.stride(-1) != 1 else torch.empty_like(x) for x in inputs
     ]
     if not call.q.shape[1]:  # no kernel writes the gradients of keys
         grads = [x.zero_() for x in grads]

@@ -123,10 +123,7 @@ def _gradient(
     queries, keys, values, do, lse, sums, x, block, n, hidden, terms, dropout, scale, config,
     LEVEL: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of weights after dropout, and a tile of gradients of scores before softcap.
-
-    The gradient is dS = P (dO v^T - sums), where P are the weights before dropout.
-    """
+    """Return tiles of weights after dropout, and of dS = P (dO v^T - sums) before softcap."""
     s = scores(queries, keys, x, block, terms, scale, config, LEVEL, T)
     seen = visible(x, block, n, hidden, config, LEVEL, T)
     # A query that sees no key has the lse -inf: +inf in its place makes its weights 0.

@@ -18,8 +18,7 @@ from triton.runtime import driver
 
 from .tiles import LEAST
 
-# Their launchers take the same arguments.
-_KNOWN = triton.__version__.startswith(("3.5.", "3.6.", "3.7.", "3.8.", "3.9."))
+_KNOWN = triton.__version__.startswith(("3.5.", "3.6.", "3.7.", "3.8.", "3.9."))  # one launcher
 maker = threading.local()  # whose `make`, if it has one, makes the launches of this thread
 
 

@@ -14,10 +14,7 @@ from .tiles import _BLOCK, clamp, edge_rows, floor_div, kernel, load, members, o
 
 @triton.jit
 def _same_remainder(program, hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """Return a program's remainder and batch, the heads and indices of its queries, which exist.
-
-    If SHARED, all heads use one table and are rows of one matrix. Otherwise all h are equal.
-    """
+    """Return a program's remainder, batch, heads (equal unless SHARED) and indices, which exist."""
     classes = tl.minimum(m, _BLOCK)
     member, part = program % classes, program // classes
     count = tl.cdiv(m, _BLOCK)  # queries of one head

@@ -26,8 +26,8 @@ from .zones import BLOCK
 
 LEAST = 16  # the smallest size that a tensor core multiplies; smaller sizes and ranks are padded
 FARTHEST = 1 << 29  # larger positions are set to this, so that sums of a few fit 32 bits
-# Triton compiles a kernel again for an integer that is 1 or a multiple of 16, which lengths become
-# while a model generates text. Integers in tuples that follow the lengths are passed by `odd`.
+# Triton would compile a kernel again for a length that is 1 or a multiple of 16, while a model
+# generates text. In tuples it does: there integers that follow the lengths are `odd`.
 kernel = triton.jit(do_not_specialize=["heads", "group", "m", "n"])
 _BLOCK = tl.constexpr(BLOCK)
 _LEAST = tl.constexpr(LEAST)
