@@ -126,8 +126,6 @@ from benchmarks import gpu_host
 from wavepe import ops
 rows = gpu_host.measure(1, ("plain", "wavelets"), 16)["rows"]
 from wavepe.ops._attention_gpu.kernels import attention_forward
-def variants():
-    return sum(len(caches[0]) for caches in attention_forward.device_caches.values())
 q = torch.randn(2, 4, 1, 16).bfloat16()
 decoding = {}
 with gpu_host.on_a_gpu(), torch.no_grad():
@@ -136,7 +134,7 @@ with gpu_host.on_a_gpu(), torch.no_grad():
         k = torch.randn(2, 4, n, 16).bfloat16()
         ones, bias = torch.ones(2, 1, 1, n, dtype=torch.bool), torch.randn(4, n)
         ops.attention(q, k, k, key_mask=ones[:, 0, 0], mask=ones, bias=bias)
-        decoding[n] = variants()
+        decoding[n] = sum(len(each[0]) for each in attention_forward.device_caches.values())
 print(json.dumps([rows, decoding]))
 """
 
@@ -144,7 +142,7 @@ print(json.dumps([rows, decoding]))
 @pytest.mark.slow
 def test_the_host_takes_plans():
     """Triton's real launcher on a libcuda that does nothing: a plan makes the launches and the
-    allocations of the call, and calls a fifth as many functions. Lengths compile nothing new."""
+    allocations of the call, and enters a fifth of the functions. Lengths compile nothing new."""
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler")
     rows, decoding = json.loads(output("-c", HOST, cwd=ROOT, TRITON_INTERPRET="0"))
@@ -157,10 +155,8 @@ def test_the_host_takes_plans():
     }
     for row in rows:
         plan, operator = row["plan"], row["operator"]
-        assert plan["launches"] == operator["launches"], row
-        assert plan["allocations"] == operator["allocations"], row
-        assert plan["operators"] == operator["operators"] <= 1, row
-        assert plan["Python calls"] < operator["Python calls"] / 5, row
+        assert plan.pop("Python calls") < operator.pop("Python calls") / 5, row
+        assert plan == operator, row
     assert len(set(decoding.values())) == 1, decoding
 
 

@@ -213,12 +213,8 @@ def test_only_plain_calls_pass_the_dispatcher():
     with FakeTensorMode():
         assert not _attention_gpu.serves(x)
     seen = []
-
-    def function(y):
-        seen.append(_attention_gpu.serves(x))
-        return y + 1
-
-    torch.jit.trace(function, torch.zeros(1), check_trace=False)
+    note = lambda y: seen.append(_attention_gpu.serves(x)) or y + 1  # noqa: E731
+    torch.jit.trace(note, torch.zeros(1), check_trace=False)
     assert seen == [False]
 
 
@@ -226,8 +222,7 @@ def test_a_plan_is_for_one_signature():
     needs("triton")
     from wavepe.ops._attention_gpu.plans import _signature
 
-    x = torch.zeros(2, 3, 16)
-    storage = torch.zeros(200)
+    x, storage = torch.zeros(2, 3, 16), torch.zeros(200)
 
     def signature(*values):
         return _signature(values, [])
@@ -245,20 +240,12 @@ def test_a_plan_is_for_one_signature():
         (x, 1, x, None),
     ]
     assert len({str(signature(*values)) for values in others} | {str(usual)}) == len(others) + 1
-    same_memory = storage[4:100].view(2, 3, 16)
-    assert signature(same_memory, 1, None, [x]) == usual
+    assert signature(storage[4:100].view(2, 3, 16), 1, None, [x]) == usual
     negative = torch.complex(storage, storage).conj().imag
     assert negative.is_neg()
-    for unreadable in (negative, torch.empty(2, device="meta"), NoMemory(x), object()):
+    other_class = x.as_subclass(type("Other", (torch.Tensor,), {}))
+    for unreadable in (negative, torch.empty(2, device="meta"), other_class, object()):
         assert signature(x, unreadable) is None
-
-
-class NoMemory(torch.Tensor):
-    """A tensor of another class, which may compute in its own way."""
-
-    @staticmethod
-    def __new__(cls, x):
-        return x.as_subclass(cls)
 
 
 # ---- the kernels, compiled ahead of time for GPUs that need not be here -------------------------

@@ -234,11 +234,10 @@ def both_passes(run, arguments):
     return {str(i): x for i, x in enumerate((*forward, *grads)) if x is not None}
 
 
-PLANNED = [option for option in OPTIONS if option not in FAR]
-
-
 @pytest.mark.parametrize("most", soon([1, chunk.PRODUCTS_BYTES], chunk.PRODUCTS_BYTES))
-@pytest.mark.parametrize("option", soon(PLANNED, "bias", "table from -3"))
+@pytest.mark.parametrize(
+    "option", soon([o for o in OPTIONS if o not in FAR], "bias", "table from -3")
+)
 def test_a_plan_repeats_a_call(option, most, planned, monkeypatch):
     """With other values in other tensors, and with no thought: `call` does not run again."""
     monkeypatch.setattr(chunk, "PRODUCTS_BYTES", most)
@@ -292,8 +291,7 @@ def test_launches_get_addresses_of_living_memory(planned, monkeypatch, option):
         return x
 
     def launch(*values):
-        held = {x.untyped_storage().data_ptr() for x in allocated}
-        held |= {x.untyped_storage().data_ptr() for x in inputs}
+        held = {x.untyped_storage().data_ptr() for x in (*allocated, *inputs)}
         passed = {x for x in tree_leaves(values) if type(x) is int and x > 1 << 32}
         addresses.append(passed & held)
         assert passed <= held
@@ -307,7 +305,6 @@ def test_launches_get_addresses_of_living_memory(planned, monkeypatch, option):
         passes = (*forward, *forward, *arguments, *wanted)
         inputs = tensors(passes)
         _attention_gpu.attend("backward", passes)
-    assert len(addresses) >= 3
     assert min(map(len, addresses)) >= 2
 
 
@@ -321,25 +318,18 @@ def test_autograd_takes_plans(planned, monkeypatch):
     monkeypatch.setattr(_attention, "serves", lambda x: False)
     for name, want in run(wavepe.ops.attention, arguments, *grads).items():
         torch.testing.assert_close(ours[name], want, msg=name)
-    q, k, v = (torch.ones(1, 1, 3, 4).requires_grad_() for _ in range(3))
-    (grad,) = torch.autograd.grad(wavepe.ops.attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        grad.sum().backward()
 
 
 def test_plans_do_not_pile_up(planned, monkeypatch):
+    q, k = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 5)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="wavepe: q "):  # and is not kept
+            _attention_gpu.attend("forward", (q, k, k))
+    assert not plans._plans
     monkeypatch.setattr(plans, "MOST", 3)
     for n in range(1, 6):
         _attention_gpu.attend("forward", tuple(torch.ones(1, 1, x, 4) for x in (1, n, n)))
     assert 1 <= len(plans._plans) <= 3
-
-
-def test_wrong_calls_are_refused_by_the_first_and_keep_no_plan(planned):
-    q, k = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 5)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="wavepe: q "):
-            _attention_gpu.attend("forward", (q, k, k))
-    assert not plans._plans
 
 
 def test_padding_of_nan_interpreted():
