@@ -258,6 +258,22 @@ def best(ways: dict[str, Callable[[], Any]], repeats: int, rounds: int = ROUNDS)
     return {name: round(1e6 * value, 1) for name, value in seconds.items()}
 
 
+def compiled_while_decoding() -> list[int]:
+    """Return how many forward kernels are compiled after steps of 15, 16, 17 and 32 keys."""
+    from wavepe.ops._attention_gpu.kernels import attention_forward
+
+    numbers = []
+    with on_a_gpu(), torch.no_grad():
+        take("plan")
+        q = torch.randn(2, 4, 1, 16).bfloat16()
+        for n in (15, 16, 17, 32):
+            k = torch.randn(2, 4, n, 16).bfloat16()
+            ones, bias = torch.ones(2, 1, 1, n, dtype=torch.bool), torch.randn(4, n)
+            ops.attention(q, k, k, key_mask=ones[:, 0, 0], mask=ones, bias=bias)
+            numbers.append(sum(len(each[0]) for each in attention_forward.device_caches.values()))
+    return numbers
+
+
 def measure(repeats: int = 50, cases: Sequence[str] = CASES, head_size: int = 128) -> dict:
     """Return a row of figures for each case and phase, ready for JSON."""
     torch.set_num_threads(1)

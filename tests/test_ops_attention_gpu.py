@@ -229,16 +229,9 @@ def test_a_plan_is_for_one_signature():
 
     usual = signature(x, 1, None, [x])
     assert usual == signature(torch.nn.Parameter(x), 1, None, (x.clone(),))
-    others = [
-        (x.double(), 1, None, [x]),
-        (x[:, :2], 1, None, [x]),
-        (x.mT.contiguous().mT, 1, None, [x]),
-        (storage[1:97].view(2, 3, 16), 1, None, [x]),
-        (x, 2, None, [x]),
-        (x, 1, 0.0, [x]),
-        (x, 1, None, [x, x]),
-        (x, 1, x, None),
-    ]
+    moved = storage[1:97].view(2, 3, 16)
+    others = [(y, 1, None, [x]) for y in (x.double(), x[:, :2], x.mT.contiguous().mT, moved)]
+    others += [(x, 2, None, [x]), (x, 1, 0.0, [x]), (x, 1, None, [x, x]), (x, 1, x, None)]
     assert len({str(signature(*values)) for values in others} | {str(usual)}) == len(others) + 1
     assert signature(storage[4:100].view(2, 3, 16), 1, None, [x]) == usual
     negative = torch.complex(storage, storage).conj().imag
