@@ -23,6 +23,8 @@ NAMES = {
     "assert_async": (torch, "_assert_async"),
     "check": (torch, "_check"),
     "version": (torch.Tensor, "_version"),
+    "modes": (torch._C, "_len_torch_dispatch_stack"),
+    "recorder": (torch.utils._python_dispatch, "TorchDispatchMode"),
 }
 RUNS = {"nothing": (), **{name: (name,) for name in NAMES}, "all": tuple(NAMES)}
 
@@ -52,6 +54,8 @@ def is_replaced(name):
         "assert_async": _torch_private.assert_async is _torch_private._assert_now,
         "check": _torch_private._check is bool,
         "version": _torch_private.stamps([FIXED]) != _torch_private.stamps([FIXED]),
+        "modes": _torch_private.count_modes() > 0,
+        "recorder": _torch_private.DispatchMode is None,
     }[name]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cases import needs
+from processes import output
 
 torch = pytest.importorskip("torch")
 needs("triton")
@@ -112,6 +113,25 @@ def test_what_has_no_kernel_is_an_error():
     Place("cpu").needs_kernel(torch.empty(1, 1, 1, 8))
     with pytest.raises(RuntimeError, match="attention has no kernel: there is none for meta"):
         Place("meta").needs_kernel(torch.empty(1, 1, 1, 8, device="meta"))
+
+
+HOST = """import json
+from benchmarks import gpu_host as host
+rows = host.measure(1, ("plain", "wavelets"), 16)["rows"]
+print(json.dumps([rows, host.compiled_while_decoding()]))"""
+
+
+@pytest.mark.slow
+def test_the_host_takes_plans():
+    """Triton's real launcher on a libcuda that does nothing: a plan makes the launches and the
+    allocations of the call, and enters a fifth of the functions. Lengths compile nothing new."""
+    rows, decoding = json.loads(output("-c", HOST, cwd=ROOT, TRITON_INTERPRET="0"))
+    assert [row["plan"]["launches"] for row in rows] == [1, 3, 2, 6]
+    for row in rows:
+        plan, operator = row["plan"], row["operator"]
+        assert plan.pop("Python calls") < operator.pop("Python calls") / 5, row
+        assert plan == operator, row
+    assert len(set(decoding)) == 1, decoding
 
 
 # ------------------------------------------------------------------ what goes wrong

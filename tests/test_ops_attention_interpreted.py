@@ -3,6 +3,7 @@ gradient. What else is known of them without a GPU is in test_ops_attention_gpu.
 
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,11 @@ from attention_cases import (
 from attention_options import everything, relative
 from encoding_cases import COMBINED
 from nn_cases import made, tokens
-from wavepe.ops import relative_table
-from wavepe.ops._attention_gpu import chunk
+from torch.utils._pytree import tree_leaves
+from traffic import Traffic, tensors
+from wavepe.ops import _attention, _attention_gpu, relative_table
+from wavepe.ops._attention_checks import Arguments
+from wavepe.ops._attention_gpu import call, chunk, launches, plans
 
 from benchmarks.interpreted import interpreted
 
@@ -204,6 +208,130 @@ def test_chunks_of_heads_and_strides_change_nothing_interpreted(monkeypatch, bat
         torch.testing.assert_close(parts[name], x)
 
 
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Let attention on the CPU run the GPU's kernels, without a plan at first."""
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(_attention_gpu, "_missing_kernel", lambda *_: "")
+    monkeypatch.setattr(_attention, "serves", lambda x: True)
+
+
+def arguments_of(option, seed):
+    arguments = draw(generator("plans", option, seed), SHAPE._replace(m=10), OPTIONS[option])
+    arguments["seed"] = torch.tensor(len(seed)) if arguments.get("dropout_p") else None
+    if isinstance(arguments.get("offset"), int):
+        arguments["offset"] = torch.tensor(arguments["offset"])
+    return Arguments(**arguments)
+
+
+def both_passes(run, arguments):
+    forward = run("forward", arguments)
+    wanted = arguments.p is not None, arguments.bias is not None
+    grads = run("backward", (forward[0].sin(), forward[1].cos(), *forward, *arguments, *wanted))
+    return {str(i): x for i, x in enumerate((*forward, *grads)) if x is not None}
+
+
+@pytest.mark.parametrize("most", soon([1, chunk.PRODUCTS_BYTES], chunk.PRODUCTS_BYTES))
+@pytest.mark.parametrize(
+    "option", soon([o for o in OPTIONS if o not in FAR], "bias", "table from -3")
+)
+def test_a_plan_repeats_a_call(option, most, planned, monkeypatch):
+    """With other values in other tensors, and with no thought: `call` does not run again."""
+    monkeypatch.setattr(chunk, "PRODUCTS_BYTES", most)
+    other = arguments_of(option, "other")
+    want = both_passes(lambda role, arguments: getattr(call, role)(*arguments), other)
+    both_passes(_attention_gpu.attend, arguments_of(option, "one"))
+    assert len(plans._plans) == 2
+    monkeypatch.delattr(call, "forward")
+    monkeypatch.delattr(call, "backward")
+    for _ in range(2):
+        same(both_passes(_attention_gpu.attend, other), want)
+
+
+def test_a_plan_knows_its_arguments_apart(planned):
+    """The first call gives one tensor three times."""
+    x, *others = (tensor(generator("same", name).normal(size=(1, 1, 5, 8)), F32) for name in "qkv")
+    for arguments in ((x, x, x), (x, *others), (others[0], x, x)):
+        same(
+            {"out": _attention_gpu.attend("forward", arguments)[0]},
+            {"out": call.forward(*arguments)[0]},
+        )
+    assert len(plans._plans) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "allocated", "computed"),
+    [("plain", 2 + 4, []), ("table from -3", 3 + 8, ["zeros_like", "zero_", "sum", "add_"])],
+)
+def test_what_a_plan_allocates(planned, monkeypatch, option, allocated, computed):
+    """Results, sums of rows, and with a table its products, their gradients, dq in float32 and the
+    gradients of the table by head. Nothing is copied."""
+    monkeypatch.setattr(launches, "bound", lambda *_: (lambda *_: None, []))  # nothing is launched
+    arguments = arguments_of(option, "counted")
+    both_passes(_attention_gpu.attend, arguments)
+    with Traffic() as traffic:
+        both_passes(_attention_gpu.attend, arguments)
+    assert len(plans._plans) == 2
+    ran = [name for name in traffic.ran if name not in ("sin", "cos")]
+    assert sum("empty" in name for name in ran) == allocated
+    assert [name for name in ran if "empty" not in name and name != "as_strided"] == computed
+
+
+@pytest.mark.parametrize("option", ["table from -3"])
+def test_launches_get_addresses_of_living_memory(planned, monkeypatch, option):
+    """A launch knows tensors by their addresses alone, so the plan must hold them until then."""
+    allocated, addresses = weakref.WeakSet(), []
+
+    def allocate(*arguments, empty_strided=torch.empty_strided, **options):
+        x = empty_strided(*arguments, **options)
+        allocated.add(x)
+        return x
+
+    def launch(*values):
+        held = {x.untyped_storage().data_ptr() for x in (*allocated, *inputs)}
+        passed = {x for x in tree_leaves(values) if type(x) is int and x > 1 << 32}
+        addresses.append(passed & held)
+        assert passed <= held
+
+    monkeypatch.setattr(torch, "empty_strided", allocate)
+    monkeypatch.setattr(launches, "bound", lambda *_: (launch, []))
+    arguments = arguments_of(option, "alive")
+    for _ in range(2):
+        forward = _attention_gpu.attend("forward", arguments)
+        wanted = arguments.p is not None, arguments.bias is not None
+        passes = (*forward, *forward, *arguments, *wanted)
+        inputs = tensors(passes)
+        _attention_gpu.attend("backward", passes)
+    assert min(map(len, addresses)) >= 2
+
+
+def test_autograd_takes_plans(planned, monkeypatch):
+    """Outputs and gradients, twice, are those of the CPU's kernels."""
+    arguments = draw(generator("autograd"), Shape(1, 2, 1, 5, 20, 8, 8), OPTIONS["bias"])
+    grads = incoming(generator("grads"), arguments)
+    for _ in range(2):
+        ours = run(wavepe.ops.attention, arguments, *grads)
+    assert len(plans._plans) == 2
+    monkeypatch.setattr(_attention, "serves", lambda x: False)
+    for name, want in run(wavepe.ops.attention, arguments, *grads).items():
+        torch.testing.assert_close(ours[name], want, msg=name)
+
+
+def test_plans_do_not_pile_up(planned, monkeypatch):
+    q, k = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 5)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="wavepe: q "):  # and is not kept
+            _attention_gpu.attend("forward", (q, k, k))
+    assert not plans._plans
+    monkeypatch.setattr(plans, "MOST", 3)
+    for n in range(1, 6):
+        _attention_gpu.attend("forward", tuple(torch.ones(1, 1, x, 4) for x in (1, n, n)))
+    assert 1 <= len(plans._plans) <= 3
+
+
 def test_padding_of_nan_interpreted():
     """Hidden keys may hold anything; a NaN elsewhere stays out of rows of other blocks."""
     rng = generator("nan")
@@ -221,12 +349,12 @@ def test_padding_of_nan_interpreted():
 @pytest.mark.parametrize("spec", soon(COMBINED, COMBINED[0]))
 def test_combinations_interpreted(spec, monkeypatch):
     """A module's outputs and gradients are those of the CPU's kernels."""
-    found = []
+    results = []
     for attention in (wavepe.ops.attention, interpreted):
         monkeypatch.setattr(wavepe.ops, "attention", attention)
         module = made(spec, torch.float32)
         out = module(tokens(dtype=torch.float32))
         out.sin().sum().backward()
-        found.append([out.detach(), *(x.grad for x in module.parameters())])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([out.detach(), *(x.grad for x in module.parameters())])
+    for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() <= 1e-5 * ours.abs().max()

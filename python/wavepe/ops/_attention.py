@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..arrays.relative_bias import BEYOND, Bias, Table
 from ._attention_checks import OPTIONAL, Arguments, check_arguments, check_mask, plain_options
 from ._attention_composed import composed
-from ._attention_gpu import missing_kernel, warn_of_memory
+from ._attention_gpu import attend, missing_kernel, serves, warn_of_memory
 from ._attention_in_graph import (
     COUNT,
     attention_in_graph,
@@ -227,9 +228,17 @@ def attention(
         if torch.is_grad_enabled() and recorded(q, k, v, p, q_rel, bias, sinks):
             out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
         else:
-            with below_autograd():
-                out, lse = _FORWARD(*arguments)
+            out, lse = _run("forward", _FORWARD, arguments)
     return (out, lse) if return_lse else out
+
+
+def _run(role: str, run: Any, arguments: Sequence[Any], graph: bool = False) -> Any:
+    """Return the results of an operator, which autograd does not record unless `graph`."""
+    results = None if graph or not serves(arguments[0]) else attend(role, arguments)
+    if results is None:
+        with contextlib.nullcontext() if graph else below_autograd():
+            results = run(*arguments)
+    return results
 
 
 def _in_torch(
@@ -277,8 +286,8 @@ def _gradients(
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
         arguments += (*call[len(inputs) :], p_grad, bias_grad)
-    with contextlib.nullcontext() if torch.is_grad_enabled() else below_autograd():
-        dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
+    grads = _run("backward", _BACKWARD, arguments, graph=torch.is_grad_enabled())
+    dq, dk, dv, dp, dq_rel, dbias = grads
     dsinks = sinks_gradient(call.sinks, grad_out, grad_lse, out, lse) if sinks_grad else None
     dq_rel = None if call.q_rel is None else dq_rel
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
@@ -309,8 +318,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *_: Tensor | None) -> tuple[Tensor, Tensor]:
-        with below_autograd():
-            output = _FORWARD(*arguments)
+        output = _run("forward", _FORWARD, arguments)
         ctx.set_materialize_grads(False)
         save_attention(ctx, arguments, output)
         return output

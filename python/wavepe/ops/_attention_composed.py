@@ -142,10 +142,7 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 
 
 def _softmax(scores: Tensor, visible: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weights and the logarithm of the sum of exponentials, that of the sink included.
-
-    Hidden pairs have the weight 0, even in a row of NaN.
-    """
+    """Return weights, 0 for hidden pairs even of NaN, and the lse, that of the sink included."""
     if visible is not None:
         scores = torch.where(visible, scores, -math.inf)
     if scores.shape[-1]:
@@ -191,9 +188,8 @@ def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
 def _dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor) -> Tensor:
     """Return (B, H, m, n): 0 for a dropped weight, 1 / (1 - dropout_p) for a kept one.
 
-    This is the counter-based hash of the kernel. A 64-bit mix (splitmix64) of seed and row gives
-    two hash keys. A 32-bit mix of the hash keys and the key's index gives the decision. int64 wraps
-    as the kernel's uint64 does, but a right shift must not copy the sign (`_shifted`).
+    This is the counter-based hash of the kernel: splitmix64 of seed and row, and a 32-bit mix with
+    the key. int64 wraps as uint64 does, but a right shift must not copy the sign (`_shifted`).
     """
     batch, heads, m, n = *q.shape[:3], k.shape[-2]
     row = torch.arange(batch * heads * m, device=q.device).reshape(batch, heads, m, 1)

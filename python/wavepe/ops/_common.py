@@ -72,10 +72,7 @@ def reduce_angles(angles: torch.Tensor) -> torch.Tensor:
 
 
 def has_autocast(kind: str) -> bool:
-    """Tell whether devices of this kind have an autocast.
-
-    torch 2.10 cannot compile its own `torch.amp.is_autocast_available`.
-    """
+    """Tell whether devices of this kind have an autocast; torch 2.10 cannot compile its own way."""
     return kind != "meta"
 
 
@@ -189,10 +186,7 @@ def autocast_enabled(kind: str) -> bool:
 
 
 def in_new_thread(function: Callable[[], T]) -> T:
-    """Call `function` outside inference mode, fake tensors, tracers and torch.func.
-
-    These modes belong to a thread, so a new thread has none of them.
-    """
+    """Call `function` in a new thread, which has no inference mode, fakes, tracer or torch.func."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -225,10 +219,7 @@ _guarded_library = _Library("wavepe", "FRAGMENT")
 def register_autograd(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
 ) -> None:
-    """Call `torch.library.register_autograd`, and let the operator raise in forward mode.
-
-    torch.library alone would drop the tangents without a word.
-    """
+    """Call torch.library's function; in forward mode the operator raises, and drops no tangent."""
     name = f"wavepe::{op}"
     torch.library.register_autograd(
         name, backward, setup_context=setup_context, lib=_guarded_library

@@ -77,10 +77,7 @@ _names: dict[tuple[Any, ...], str] = {}
 
 
 def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> DeviceConstant:
-    """Return ``build(*arguments)`` as a constant.
-
-    Equal arguments give the same constant. A compiler does not trace `build`.
-    """
+    """Return ``build(*arguments)`` as a constant, the same one for equal arguments."""
     before_marked()
     constant: DeviceConstant = getattr(_named, _name(build, *arguments))
     return constant

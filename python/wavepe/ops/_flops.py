@@ -112,10 +112,7 @@ class _Finder:
 
 
 def register_with_counter() -> None:
-    """Register the formulas, at the latest when torch's counter is imported.
-
-    That module imports Triton, which takes a third of a second, so it is not imported here.
-    """
+    """Register the formulas when torch's counter is imported; it imports Triton, which is slow."""
     if _COUNTER in sys.modules:
         _register()
     else:

@@ -181,10 +181,7 @@ def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _rows(x: Tensor, kept: int) -> Tensor:
-    """Join all axes but the first `kept` ones and the last.
-
-    einsum and flatten do so too, but have no rule for a batch of incoming gradients.
-    """
+    """Join all axes but the first `kept` ones and the last, also of a batch of gradients."""
     return x.reshape(*x.shape[:kept], math.prod(x.shape[kept:-1]), x.shape[-1])
 
 

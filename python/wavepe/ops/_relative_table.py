@@ -356,10 +356,7 @@ def _typical_size(p: np.ndarray) -> float:
 
 
 def _zones(p: np.ndarray, first: int, tolerance: float) -> _Zones:
-    """Return C and U of each zone, with p = C U^T up to `tolerance` in every entry.
-
-    Return [] if no zone has a low rank.
-    """
+    """Return C and U of zones, p = C U^T up to `tolerance` in every entry; [] without low rank."""
     if not p.size:
         return []
     exponent = math.frexp(float(np.abs(p).max()))[1]
@@ -377,10 +374,7 @@ def _zones(p: np.ndarray, first: int, tolerance: float) -> _Zones:
 
 
 def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
-    """Return the fewest singular vectors (d, r) that give every entry up to `tolerance`.
-
-    Return None if they would not save work.
-    """
+    """Return the fewest singular vectors (d, r) up to `tolerance`; None if they save no work."""
     w, d = rows.shape
     # r (w + d) multiply-adds must be fewer than w d. LARGEST_RANK allows for other costs.
     largest_rank = min(math.ceil(w * d / (w + d)), math.ceil(LARGEST_RANK * d)) - 1

@@ -16,6 +16,8 @@ torch._assert_async
     the graph.
 torch._check
     For `holds`. If the name is missing, a program has no sizes that only its values tell.
+torch._C._len_torch_dispatch_stack, torch.utils._python_dispatch.TorchDispatchMode
+    For attention on GPUs. If a name is missing, calls pass the dispatcher, or are planned anew.
 torch.SymInt.node
     For `largest`. If the name is missing, no length in an exported program has a bound.
 torch.Tensor._version
@@ -31,6 +33,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.utils._python_dispatch as _python_dispatch
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -76,10 +79,7 @@ if _stack is None or not hasattr(forward_ad, "_current_level"):
 
     @constant_result
     def under_transforms() -> bool:
-        """Tell whether a transform of torch.func, or forward mode, is active.
-
-        Torch refuses the Function inside torch.func, and a second level of forward mode.
-        """
+        """Try what torch refuses: this Function in torch.func, a second level of forward mode."""
         try:
             _NotForTransforms.apply()
             with forward_ad.dual_level():
@@ -126,6 +126,10 @@ def _decided(condition: Any, decide: str) -> bool:
     from torch.fx.experimental import symbolic_shapes  # importing sympy takes long
 
     return getattr(symbolic_shapes, decide, bool)(condition)
+
+
+DispatchMode: Any = getattr(_python_dispatch, "TorchDispatchMode", None)
+count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)  # that see calls
 
 
 def stamps(tensors: Iterable[Tensor]) -> list[object] | None:

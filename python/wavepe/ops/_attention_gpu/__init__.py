@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._attention_checks import Arguments, check_arguments
-from .._common import check
 from .._compiler import constant_result
+from .._torch_private import count_modes
 
 # These GPUs have 99 KB of shared memory for a program; other GPUs have at least 163 KB.
 _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
-# The index of q. In the backward, grad_out, grad_lse, out and lse come before.
-_FIRST_ARGUMENT = {"forward": 0, "backward": 4}
 
 
 def missing_kernel(q: Tensor, v: Tensor, p: Tensor | None) -> str:
@@ -69,26 +67,22 @@ def warn_of_memory(missing: str) -> None:
     )
 
 
-def _register(role: str) -> None:
-    """Register the forward or backward in Triton for CUDA; the first call imports Triton."""
-
-    def run(*arguments: Any) -> Any:
-        from . import call as gpu
-
-        first = _FIRST_ARGUMENT[role]
-        call = Arguments(*arguments[first : first + len(Arguments._fields)])
-        check_arguments(call)
-        missing = missing_kernel(call.q, call.v, call.p)
-        check(
-            not missing,
-            f"attention_{role} has no fused kernel for this call ({missing}): call "
-            "wavepe.ops.attention, which uses PyTorch's operators then",
-        )
-        with torch.cuda.device_of(call.q):
-            return getattr(gpu, role)(*arguments)
-
-    torch.library.impl(f"wavepe::attention_{role}", "cuda", run)
+def serves(x: Tensor) -> bool:
+    """Tell whether `attend` may take a call past the dispatcher: no mode or tracer looks on."""
+    return x.is_cuda and not (count_modes() or torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
-for _role in _FIRST_ARGUMENT:
-    _register(_role)
+def attend(role: str, arguments: Sequence[Any]) -> Any:
+    """Return the forward or backward, or None for tensors that only the operator can read."""
+    from . import plans  # the first call imports Triton
+
+    return plans.attend(role, arguments, missing_kernel)
+
+
+def _operator(role: str, *arguments: Any) -> Any:
+    # An operator returns tensors, and none of them twice.
+    return [arguments[0].new_empty((0,)) if x is None else x for x in attend(role, arguments)]
+
+
+for _role in ("forward", "backward"):
+    torch.library.impl(f"wavepe::attention_{_role}", "cuda", functools.partial(_operator, _role))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._attention_checks import Arguments
 from . import kernels, launches, products
-from .chunk import Chunk, chunks, rows_of, unit_stride
+from .chunk import Chunk, chunks, rows_of
 from .tiles import ScoreTerms
 from .zones import BLOCK
 
@@ -28,15 +28,18 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def backward(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
-) -> tuple[Tensor, ...]:
-    """Return ``torch.ops.wavepe.attention_backward`` of checked arguments."""
+) -> tuple[Tensor | None, ...]:
+    """Return ``torch.ops.wavepe.attention_backward`` of checked arguments, with None for empty."""
     count = len(Arguments._fields)
     call = Arguments(*arguments[:count])
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
-    # Without query heads no kernel writes the gradients of keys.
-    like = torch.empty_like if call.q.shape[1] else torch.zeros_like
-    dq, dk, dv = (like(x) for x in (call.q, call.k, call.v))
-    dq_rel = None if call.q_rel is None else torch.empty_like(call.q_rel)
+    inputs = [x for x in (call.q, call.k, call.v, call.q_rel) if x is not None]
+    grads: list[Any] = [
+        x.new_empty(x.shape) if x.stride(-1) != 1 else torch.empty_like(x) for x in inputs
+    ]
+    if not call.q.shape[1]:  # no kernel writes the gradients of keys
+        grads = [x.zero_() for x in grads]
+    dq, dk, dv, dq_rel = (*grads, None)[:4]
     # Sums over batches and heads are float32 until the end.
     dp = torch.zeros_like(call.p, dtype=torch.float32) if call.p is not None and p_grad else None
     dbias = torch.zeros_like(call.bias) if call.bias is not None and bias_grad else None
@@ -49,10 +52,9 @@ def backward(
             gradients.grad_table(chunk.slice_heads(dp, 3))
         if dbias is not None:
             gradients.grad_bias(chunk.slice_heads(dbias, 2))
-    dp = None if dp is None else dp.to(call.q.dtype)
-    # An operator may not return the same tensor twice.
-    grads = (dq, dk, dv, dp, dq_rel, dbias)
-    return tuple(call.q.new_empty((0,)) if grad is None else grad for grad in grads)
+    pairs = zip(inputs, grads, strict=True)
+    dq, dk, dv, dq_rel = (*(_like(x, grad) for x, grad in pairs), None)[:4]
+    return dq, dk, dv, None if dp is None else dp.to(call.q.dtype), dq_rel, dbias
 
 
 class _Gradients:
@@ -68,7 +70,7 @@ class _Gradients:
         forward_products = chunk.terms.products
         self.dproducts = self.dedges = None
         if forward_products is not None:  # zeros, because products without a tile are not written
-            self.dproducts = chunk.q.new_zeros(forward_products.shape)
+            self.dproducts = chunk.q.new_empty(forward_products.shape).zero_()
         if chunk.edge:
             self.dedges = lse.new_empty((*lse.shape, 2))
         self.has_table = chunk.terms.p is not None
@@ -77,36 +79,28 @@ class _Gradients:
         """Write dq and dq_rel."""
         chunk = self.chunk
         both = self.has_table and dq_rel is None
-        part = dq.new_empty(dq.shape, dtype=torch.float32) if both else _writable(dq)
+        part = dq.new_empty(dq.shape, dtype=torch.float32) if both else dq
         chunk.over_queries(
             kernels.attention_backward_queries, "queries",
             rows_of(self.out), self.lse, rows_of(self.grad), self.grad_lse, self.sums,
             rows_of(part), self.dproducts, self.dedges,
         )  # fmt: skip
         if self.has_table:
-            dr = dq if dq_rel is None else dq_rel
-            buffer = _writable(dr)
             chunk.over_remainders(
                 products.table_backward_queries, 1, self.dproducts, self.dedges, chunk.far,
-                rows_of(part if both else None), rows_of(buffer), chunk.scale,
+                rows_of(part if both else None), rows_of(dq if both else dq_rel), chunk.scale,
             )  # fmt: skip
-            _copy_back(dr, buffer)
         elif dq_rel is not None:
             dq_rel.zero_()
-        if not both:
-            _copy_back(dq, part)
 
     def grad_keys(self, dk: Tensor, dv: Tensor) -> None:
         """Write dk and dv."""
         chunk = self.chunk
         programs = chunk.batch * (chunk.heads // chunk.group) * -(-chunk.n // BLOCK)
-        to_k, to_v = _writable(dk), _writable(dv)
         chunk.over_tiles(
             kernels.attention_backward_keys, "keys", programs,
-            self.lse, rows_of(self.grad), self.sums, rows_of(to_k), rows_of(to_v),
+            self.lse, rows_of(self.grad), self.sums, rows_of(dk), rows_of(dv),
         )  # fmt: skip
-        _copy_back(dk, to_k)
-        _copy_back(dv, to_v)
 
     def grad_table(self, dp: Tensor) -> None:
         """Add the gradient of the table to dp (rows, c) or (heads, rows, c)."""
@@ -151,11 +145,8 @@ class _Gradients:
 
 
 def _by_delta(x: Tensor, start: Tensor, terms: ScoreTerms, edge: bool) -> Tensor:
-    """Return the gradient (B, H, w) of the bias.
-
-    x (B, H, deltas) holds the gradient of each delta, from `start` (B|1, 1) on.
-    """
-    first, last = terms.bias_first, terms.bias_last
+    """Return the gradient (B, H, w) of the bias; x has that of deltas from `start` (B|1, 1) on."""
+    first, last = terms.bias_first // 2, terms.bias_last // 2
     place = torch.arange(first, last + 1, device=x.device) - start
     inside = (place >= 0) & (place < x.shape[-1])
     place = place.clamp(0, x.shape[-1] - 1)[:, None].expand(*x.shape[:2], -1)
@@ -167,12 +158,6 @@ def _by_delta(x: Tensor, start: Tensor, terms: ScoreTerms, edge: bool) -> Tensor
     return rows
 
 
-def _writable(x: Tensor) -> Tensor:
-    """Return x, or a buffer for `_copy_back` if the kernels cannot write to x."""
-    return x if unit_stride(x) is x else x.new_empty(x.shape)
-
-
-def _copy_back(x: Tensor, buffer: Tensor) -> None:
-    """Copy a buffer of `_writable` to x, unless it is x."""
-    if buffer is not x:
-        x.copy_(buffer)
+def _like(x: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient in the memory order of x."""
+    return grad if x.stride(-1) == 1 else torch.empty_like(x).copy_(grad)

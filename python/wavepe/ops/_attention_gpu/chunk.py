@@ -18,7 +18,7 @@ from .._attention_checks import Arguments
 from .._common import check
 from .._scores import default_scale
 from . import kernels, launches, products
-from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms
+from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms, odd
 from .zones import BLOCK, zone_range
 
 PRODUCTS_BYTES = 1 << 28  # the most for the products of a chunk, unless one head needs more
@@ -40,7 +40,7 @@ def rows_of(x: Any) -> Rows:
 
 
 def _batch_stride(x: Any) -> int:
-    return 0 if x is None or x.dim() == 0 or x.shape[0] == 1 else x.stride(0)
+    return odd(0 if x is None or x.dim() == 0 or x.shape[0] == 1 else x.stride(0))
 
 
 # ---- zones --------------------------------------------------------------------------------------
@@ -93,10 +93,7 @@ def _deltas(first: int, count: int) -> tuple[int, int]:
 
 
 def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
-    """Return the chunks of a call: whole batches, or some key heads of one batch.
-
-    So contiguous tensors stay contiguous.
-    """
+    """Return the chunks of a call: whole batches, or some key heads of one batch."""
     batch, heads, m, _ = call.q.shape
     key_heads = call.k.shape[1]
     if not batch * heads:
@@ -139,7 +136,7 @@ class Chunk:
         options = (
             self.d, launches.width(self.d), self.dv, launches.width(self.dv),
             *self.table_size.values(), call.causal, self.edge, self.bias_edge, self.zones.rank,
-            4 if one_sided else 7,
+            4 if one_sided else 7, self.mask_aligned,
         )  # fmt: skip
         self.config = Config(*map(tl.constexpr, options))
 
@@ -172,9 +169,14 @@ class Chunk:
             mask = mask if mask.shape[1] == 1 else mask[:, self.head_slice]
             mask = mask.expand(self.batch, self.heads, -1, -1)
         window = None if call.window is None else min(call.window, FARTHEST)
+        rows = rows_of(mask)
+        # Not for a few queries of a model that generates text: n changes from step to step.
+        self.mask_aligned = self.m >= BLOCK and not any(
+            size % 16 for size in ((0 if mask is None else mask.data_ptr()), *rows[1:])
+        )
         return Hidden(
             window, key_mask, _batch_stride(key_mask), segments, _batch_stride(segments),
-            *rows_of(mask), offset, _batch_stride(offset),
+            rows.ptr, odd(rows.batch), odd(rows.head), odd(rows.row), offset, _batch_stride(offset),
         )  # fmt: skip
 
     def _terms(self, call: Arguments) -> ScoreTerms:
@@ -190,21 +192,22 @@ class Chunk:
             zones.near_first, zones.near_count, zones.left_count, zones.right_count,
             p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
             None if slopes is None else slopes.float().contiguous(),
-            bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
+            bias, odd(0 if bias is None or bias.dim() == 1 else bias.stride(0)),
+            odd(bias_range[0]), odd(bias_range[1]),
             call.softcap, self.slice_heads(call.sinks, 1),
         )  # fmt: skip
 
     def _dropout(self, call: Arguments) -> Dropout:
         if not call.dropout_p:
-            return Dropout(None, 0, 0.0, 0, 0)
+            return Dropout(None, 0, 0.0, odd(0), odd(0))
         _, heads, m, _ = call.q.shape
         kept = 1 - call.dropout_p
         return Dropout(
             call.seed,
             min(math.floor(call.dropout_p * 2.0**32), 2**32 - 1),
             1 / kept if kept else 0.0,
-            (self.batch_slice.start * heads + self.head_slice.start) * m,
-            heads * m,
+            odd((self.batch_slice.start * heads + self.head_slice.start) * m),
+            odd(heads * m),
         )
 
     # ---- launches

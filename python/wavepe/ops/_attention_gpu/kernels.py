@@ -22,6 +22,7 @@ from .tiles import (
     far_at,
     grad_queries,
     kept_weights,
+    kernel,
     load,
     load_keys,
     members,
@@ -70,7 +71,7 @@ def _key_bounds(i, m, n, offset, hidden, terms, config):
 # ---- forward ------------------------------------------------------------------------------------
 
 
-@triton.jit
+@kernel
 def attention_forward(
     q, k, v, r, out, lse, hidden, terms, dropout, config, heads, group, m, n, scale,
     ROWS: tl.constexpr,
@@ -122,10 +123,7 @@ def _gradient(
     queries, keys, values, do, lse, sums, x, block, n, hidden, terms, dropout, scale, config,
     LEVEL: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of weights after dropout, and a tile of gradients of scores before softcap.
-
-    The gradient is dS = P (dO v^T - sums), where P are the weights before dropout.
-    """
+    """Return tiles of weights after dropout, and of dS = P (dO v^T - sums) before softcap."""
     s = scores(queries, keys, x, block, terms, scale, config, LEVEL, T)
     seen = visible(x, block, n, hidden, config, LEVEL, T)
     # A query that sees no key has the lse -inf: +inf in its place makes its weights 0.
@@ -145,7 +143,7 @@ def _gradient(
     return kept, ds
 
 
-@triton.jit
+@kernel
 def attention_backward_queries(
     q, k, v, r, out, lse, grad, grad_lse, sums, dq, dproducts, dedges,
     hidden, terms, dropout, config, heads, group, m, n, scale,
@@ -204,7 +202,7 @@ def attention_backward_queries(
         tl.store(dedges + 2 * x.row + 1, high, mask=i < m)
 
 
-@triton.jit
+@kernel
 def attention_backward_keys(
     q, k, v, r, lse, grad, sums, dk, dv,
     hidden, terms, dropout, config, heads, group, m, n, scale,
@@ -244,7 +242,7 @@ def attention_backward_keys(
     store(dv, b, key_head, members(block), n, dvalues, config.V_SIZE, config.V_WIDTH)
 
 
-@triton.jit
+@kernel
 def attention_backward_bias(
     q, k, v, r, lse, grad, sums, tiles,
     hidden, terms, dropout, config, heads, group, m, n, scale,
@@ -281,7 +279,7 @@ def attention_backward_bias(
     tl.store(at + place[:, None] * _BLOCK + place[None, :], acc)
 
 
-@triton.jit
+@kernel
 def diagonal_sums(tiles, sums):
     """Write sums[..., u + 64], the sum of tiles[..., i, i - u] over i, for u from -64 to 63."""
     u = tl.arange(0, 2 * _BLOCK) - _BLOCK

@@ -1,20 +1,50 @@
-"""Fused attention on a GPU: launches of the kernels, and the sizes of their tiles."""
+"""Fused attention on a GPU: launches of the kernels, and the sizes of their tiles.
+
+Triton has no public way to launch a kernel that is compiled. This module alone uses its private one
+(`bound`), and with a Triton that it does not know every launch is ``kernel[grid]``.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from triton.runtime import driver
 
 from .tiles import LEAST
+
+_KNOWN = triton.__version__.startswith(("3.5.", "3.6.", "3.7.", "3.8.", "3.9."))  # one launcher
+maker = threading.local()  # whose `make`, if it has one, makes the launches of this thread
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel, unless the grid is empty."""
     if all(grid):
-        kernel[grid](*arguments, **options)
+        make = getattr(maker, "make", None)
+        make(kernel, grid, arguments, options) if make else kernel[grid](*arguments, **options)
+
+
+def bound(
+    kernel: Any, grid: tuple[int, ...], count: int, options: dict[str, Any], compiled: Any
+) -> tuple[Callable[..., None], list[Any]] | None:
+    """Return a function that launches what ``kernel[grid]`` compiled, and its last arguments.
+
+    They follow `count` others, in which tensors are addresses. None: this Triton is not known.
+    """
+    if compiled is None or not _KNOWN:
+        return None
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    stream, device = driver.active.get_current_stream, driver.active.get_current_device()
+
+    def launch(*arguments: Any) -> None:
+        run(grid[0], 1, 1, stream(device), function, metadata, None, None, None, *arguments)
+
+    return launch, [options[name] for name in list(kernel.signature.parameters)[count:]]
 
 
 # Queries, warps and stages of a program, by compute capability and width of a tile. Other

@@ -9,15 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import _BLOCK, clamp, edge_rows, floor_div, load, members, offset_of, store
+from .tiles import _BLOCK, clamp, edge_rows, floor_div, kernel, load, members, offset_of, store
 
 
 @triton.jit
 def _same_remainder(program, hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """Return a program's remainder and batch, the heads and indices of its queries, which exist.
-
-    If SHARED, all heads use one table and are rows of one matrix. Otherwise all h are equal.
-    """
+    """Return a program's remainder, batch, heads (equal unless SHARED) and indices, which exist."""
     classes = tl.minimum(m, _BLOCK)
     member, part = program % classes, program // classes
     count = tl.cdiv(m, _BLOCK)  # queries of one head
@@ -64,7 +61,7 @@ def _products_at(terms, b, h, heads, i, m, slot):
     return row[:, None] * terms.columns + column[None, :], (column < terms.columns)[None, :]
 
 
-@triton.jit
+@kernel
 def table_products(
     r, far, products, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
@@ -85,7 +82,7 @@ def table_products(
     tl.store(products + at, values.to(products.dtype.element_ty), mask=there[:, None] & inside)
 
 
-@triton.jit
+@kernel
 def table_backward_queries(
     dproducts, dedges, far, part, dr, scale, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
@@ -115,7 +112,7 @@ def table_backward_queries(
     tl.store(at, acc.to(dr.ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@kernel
 def table_backward(
     r, dproducts, dedges, dp, scale, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,

@@ -26,6 +26,9 @@ from .zones import BLOCK
 
 LEAST = 16  # the smallest size that a tensor core multiplies; smaller sizes and ranks are padded
 FARTHEST = 1 << 29  # larger positions are set to this, so that sums of a few fit 32 bits
+# Triton would compile a kernel again for a length that is 1 or a multiple of 16, while a model
+# generates text. In tuples it does: there integers that follow the lengths are `odd`.
+kernel = triton.jit(do_not_specialize=["heads", "group", "m", "n"])
 _BLOCK = tl.constexpr(BLOCK)
 _LEAST = tl.constexpr(LEAST)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -38,6 +41,11 @@ _FULL = tl.constexpr(2)  # everything, masks included
 _LEVELS = tl.constexpr((2, 0, 1, 2, 1, 0, 2))  # of the seven ranges of key_phases
 
 
+def odd(x: int) -> int:
+    """Return 2x + 1, whose half a kernel takes, so that it serves every x but 0 alike."""
+    return 2 * x + 1
+
+
 class Rows(NamedTuple):
     """A tensor (B, H, rows, size) as a pointer and strides; the stride of `size` is 1."""
 
@@ -48,7 +56,7 @@ class Rows(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Masks of pairs of a query and a key; each tensor may be None."""
+    """Masks of pairs of a query and a key; each tensor may be None. Strides are `odd`."""
 
     window: Any  # int
     key_mask: Any  # (B, n) bool
@@ -64,7 +72,7 @@ class Hidden(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """Terms added to q k^T in the scores; each tensor may be None."""
+    """Terms added to q k^T in the scores; each tensor may be None. Those of bias are `odd`."""
 
     products: Any  # (B, H, m, columns): near zones, then far ones
     columns: Any
@@ -92,8 +100,8 @@ class Dropout(NamedTuple):
     seed: Any  # one int64, or None
     threshold: Any
     factor: Any
-    row: Any  # number of the chunk's first row in the call
-    batch: Any  # number of rows of a batch
+    row: Any  # number of the chunk's first row in the call, `odd`
+    batch: Any  # number of rows of a batch, `odd`
 
 
 class Config(NamedTuple):
@@ -110,6 +118,7 @@ class Config(NamedTuple):
     BIAS_EDGE: tl.constexpr
     RANK: tl.constexpr
     PHASES: tl.constexpr  # 4 if the table has rows on one side of the diagonal only, else 7
+    MASK_ALIGNED: tl.constexpr  # 16 entries of the mask may be loaded at once
 
 
 class Queries(NamedTuple):
@@ -197,7 +206,7 @@ def offset_of(hidden, b, m, n):
     if hidden.offset is None:
         offset = n - m
     else:
-        offset = tl.load(hidden.offset + b * hidden.offset_batch).to(tl.int64)
+        offset = tl.load(hidden.offset + b * (hidden.offset_batch >> 1)).to(tl.int64)
         offset = clamp(offset, -_FARTHEST, _FARTHEST).to(tl.int32)
     return offset
 
@@ -210,7 +219,8 @@ def _seen_keys(hidden, b, j, n):
     """Tell which keys j exist and are not hidden by key_mask."""
     inside = j < n
     if hidden.key_mask is not None:
-        shown = tl.load(hidden.key_mask + b.to(tl.int64) * hidden.key_mask_batch + j, inside, 0)
+        start = hidden.key_mask + b.to(tl.int64) * (hidden.key_mask_batch >> 1)
+        shown = tl.load(start + j, inside, 0)
         inside = inside & (shown != 0)
     return inside
 
@@ -242,13 +252,15 @@ def visible(x, block, n, hidden, config, LEVEL: tl.constexpr, T: tl.constexpr):
     if hidden.key_mask is not None:
         seen = seen & grad_keys(_seen_keys(hidden, x.b, keys, n), T)
     if hidden.segments is not None:
-        start = hidden.segments + x.b.to(tl.int64) * hidden.segments_batch
+        start = hidden.segments + x.b.to(tl.int64) * (hidden.segments_batch >> 1)
         query_segment = tl.load(start + i, mask=i < x.m, other=0)
         seen = seen & (query_segment == tl.load(start + j, mask=j < n, other=0))
     if hidden.mask is not None:
-        start = hidden.mask + x.b.to(tl.int64) * hidden.mask_batch
-        start += x.h.to(tl.int64) * hidden.mask_head
-        at = start + i.to(tl.int64) * hidden.mask_row + j
+        start = hidden.mask + x.b.to(tl.int64) * (hidden.mask_batch >> 1)
+        start += x.h.to(tl.int64) * (hidden.mask_head >> 1)
+        at = start + i.to(tl.int64) * (hidden.mask_row >> 1) + j
+        if config.MASK_ALIGNED:
+            at = tl.multiple_of(at, (16, 1) if T else (1, 16))
         seen = seen & (tl.load(at, mask=(i < x.m) & (j < n), other=0) != 0)
     return seen
 
@@ -334,9 +346,9 @@ def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.cons
     if terms.slopes is not None:
         s -= tl.load(terms.slopes + x.h) * tl.abs(delta).to(tl.float32)
     if terms.bias is not None:
-        row = delta - terms.bias_first
-        count = terms.bias_last - terms.bias_first
-        at = terms.bias + x.h.to(tl.int64) * terms.bias_head
+        row = delta - (terms.bias_first >> 1)
+        count = (terms.bias_last >> 1) - (terms.bias_first >> 1)
+        at = terms.bias + x.h.to(tl.int64) * (terms.bias_head >> 1)
         if config.BIAS_EDGE:
             s += tl.load(at + clamp(row, 0, count))
         else:
@@ -350,10 +362,10 @@ def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.cons
 def kept_weights(dropout, x, block, T: tl.constexpr):
     """Return a tile of 0 for dropped weights and 1 / (1 - dropout_p) for kept ones.
 
-    The hash is the CPU kernel's: splitmix64 of seed and row gives two hash keys, and a 32-bit mix
-    of the hash keys and the key's index gives the decision.
+    The hash is the CPU kernel's: splitmix64 of seed and row, and a 32-bit mix with the key.
     """
-    row = dropout.row + x.b.to(tl.int64) * dropout.batch + x.h.to(tl.int64) * x.m + x.i
+    row = (dropout.row >> 1) + x.b.to(tl.int64) * (dropout.batch >> 1)
+    row += x.h.to(tl.int64) * x.m + x.i
     z = tl.load(dropout.seed).to(tl.uint64) + (row + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB

@@ -70,8 +70,7 @@ def _smooth_ends(
 ) -> tuple[int, int, np.ndarray] | None:
     """Return the number of zones before the rough ones, the number of rough ones, and the basis.
 
-    Rough zones are those in the middle that the basis of the others does not give. Return None if
-    all zones are rough.
+    The basis of the others does not give rough zones. Return None if all zones are rough.
     """
     zones = len(tiles)
     peak = int(np.argmax([np.abs(_flat(tile)).max() for tile in tiles]))
