@@ -30,13 +30,9 @@ class Integer(Encoding):
     name = "integer"
 
     def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         positions = checks.counted_positions(f"{self.name} positions", positions)
         dim = checks.integer(f"{self.name} dim", dim, 0)
         return np.repeat(positions[..., None].astype(np.float64), dim, axis=-1)

@@ -162,24 +162,16 @@ class Methods:
         return getattr(type(self), method) is not getattr(Methods, method)
 
     def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """Return the vectors to add to the token embeddings, float64 (..., dim)."""
         self._does_not_apply("absolute")
 
     def rope_table(
-        self,
-        positions: ArrayLike,
-        head_dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, head_dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Return cosines and sines that rotate q and k at inference, each float32 (..., pairs)."""
         self._does_not_apply("rope_table")
 

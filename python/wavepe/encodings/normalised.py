@@ -31,13 +31,9 @@ class Normalised(Encoding):
     name = "normalised"
 
     def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         positions = checks.counted_positions(f"{self.name} positions", positions)
         dim = checks.integer(f"{self.name} dim", dim, 0)
         length = sequence_length(self, positions, length)

@@ -245,13 +245,9 @@ class RoPE(Encoding):
         return rotated_part(inv_freq, self.fraction), factor
 
     def rope_table(
-        self,
-        positions: ArrayLike,
-        head_dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, head_dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         if self.follows_length:
             length = sequence_length(self, positions, length)
         inv_freq, factor = self.frequencies(head_dim, length=length, trained_length=trained_length)

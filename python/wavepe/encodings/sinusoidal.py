@@ -50,13 +50,9 @@ class Sinusoidal(Encoding):
     reversed: bool = False
 
     def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
+        self, positions: ArrayLike, dim: int, *, length: int | None = None,
         trained_length: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         theta: Any = self.theta
         if theta == "length" or self.reversed:
             length = sequence_length(self, positions, length)
