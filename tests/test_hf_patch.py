@@ -88,9 +88,6 @@ def state(model):
     }
 
 
-# --------------------------------------------------------------- patch and unpatch
-
-
 @pytest.mark.parametrize("spec", EACH)
 def test_unpatch_restores_everything(spec):
     model = tiny()
@@ -124,6 +121,22 @@ def test_copies_and_pickles(make, spec):
         assert torch.equal(logits(wavepe.hf.unpatch(other), IDS), stock)
         assert not any(module._forward_pre_hooks for module in other.modules())
     assert torch.equal(logits(model, IDS), wanted)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_model_made_deeper_by_copied_layers(after, tmp_path):
+    model = patched_tiny("rope") if after else tiny()
+    model.model.layers.insert(1, copy.deepcopy(model.model.layers[0]))
+    model.config.num_hidden_layers = 3
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    wanted = logits(model, IDS)
+    if not after:
+        wavepe.hf.patch(model, "rope")
+    assert close(logits(model, IDS), wanted)
+    model.save_pretrained(tmp_path)
+    assert close(logits(AutoModelForCausalLM.from_pretrained(tmp_path), IDS), wanted)
+    assert close(logits(wavepe.hf.unpatch(model), IDS), wanted)
 
 
 def test_patched_ends_with_its_block():
@@ -216,9 +229,6 @@ def test_changes_outlive_the_patch():
     assert not hasattr(model.config, "position_encoding")
     wanted = logits(tiny().double(), IDS)
     assert torch.equal(logits(wavepe.hf.unpatch(patched_tiny(WAVELET).double()), IDS), wanted)
-
-
-# --------------------------------------------------------------- all Llamas
 
 
 @pytest.mark.parametrize("spec", EACH_ENTRY)
@@ -318,9 +328,6 @@ def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
         assert not close(output(alone.train()), output(other), 1e-2)
 
 
-# --------------------------------------------------------------- refusals
-
-
 def test_a_patched_model_is_not_patched_again():
     model = patched_tiny(WAVELET)
     wanted = logits(model, IDS)
@@ -391,9 +398,6 @@ def test_what_is_missing_is_named():
     assert 'pip install ".[hf]"' in run.stderr
 
 
-# --------------------------------------------------------------- a patched model is changed
-
-
 @MODELS
 @pytest.mark.parametrize("spec", [WAVELET, "none", "rope:theta=100", "sinusoidal", {"0": "none"}])
 def test_another_implementation_or_rotation(make, spec):
@@ -458,9 +462,6 @@ def test_a_default_device_of_the_caller(spec):
         assert torch.equal(model(IDS).logits, wanted(IDS).logits)
     assert [x.device.type for x in model.parameters()] == ["cpu"] * len([*wanted.parameters()])
     assert torch.equal(logits(model, IDS), logits(wanted, IDS))
-
-
-# ------------------------------------------------------------------ caches of another encoding
 
 
 def test_a_cache_of_another_patch_is_refused():

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import FAMILIES, build, by_turns
-from hf_model import SCALINGS, close, logits, own_tiny, patched_tiny, tiny, tokens
+from hf_model import SCALINGS, close, logits, own_tiny, patched_tiny, pickled, tiny, tokens
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention
 from wavepe.hf import rotary_check
@@ -118,7 +118,7 @@ def test_scalings_are_no_difference(kind):
 
 
 def refused_by_pass_and_file(model, folder, error):
-    for use in (lambda: model(IDS), lambda: model.save_pretrained(folder)):
+    for use in (lambda: model.save_pretrained(folder), lambda: model(IDS)):
         with pytest.raises(ValueError, match=error):
             use()
     assert not list(folder.glob("*"))
@@ -133,8 +133,8 @@ def test_a_patched_model_whose_configuration_changes(spec, tmp_path):
     before = logits(model, IDS)
     old = copy.deepcopy(model.config)
     with_changed_base(model)
-    refused_by_pass_and_file(model, tmp_path, CHANGED_ROPE)
-    refused_by_pass_and_file(copy.deepcopy(model), tmp_path, CHANGED_ROPE)
+    for each in (model, copy.deepcopy(model), pickled(model)):
+        refused_by_pass_and_file(each, tmp_path, CHANGED_ROPE)
     write_bases(model.config, bases(old))
     assert torch.equal(logits(model, IDS), before)
     other = wavepe.hf.patch(tiny(), "rope:theta=30")
@@ -214,6 +214,19 @@ def test_a_change_that_layers_need_not_follow(monkeypatch, tmp_path):
         assert len(looks) == count
     with pytest.raises(ValueError, match="sliding_window is 6 in memory and None by the conf"):
         model.save_pretrained(tmp_path)
+
+
+def test_models_that_share_a_configuration(tmp_path):
+    """It is compared with the one that is saved, and it may hold tensors that a program changes."""
+    first = own_tiny("alibi")
+    second = type(first)(first.config)
+    second.model.layers[0].self_attn.scaling = 1.0
+    for first.config.class_weights in (torch.ones(2), torch.zeros(2)):
+        first(IDS)
+    del first.config.class_weights
+    first.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=ANOTHER_LAYER):
+        second.save_pretrained(tmp_path)
 
 
 def test_layers_of_a_class_of_ones_own():

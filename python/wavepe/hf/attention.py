@@ -285,15 +285,12 @@ def _sdpa_mask(
 def _stock_layer(module: Any) -> LayerState:
     """Return the state of a stock layer; ValueError if its model should have an encoding."""
     if hasattr(module.config, "position_encoding"):
+        advice = "build it with its Auto class, such as AutoModelForCausalLM.from_config(config)"
+        if isinstance(module.config, PatchedConfig):
+            advice = "build a stock model, and patch it"
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
-            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: "
-            + (
-                "build a stock model, and patch it"
-                if isinstance(module.config, PatchedConfig)
-                else "build the model with its Auto class, such as "
-                "AutoModelForCausalLM.from_config(config)"
-            )
+            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: {advice}"
         )
     return STOCK
 

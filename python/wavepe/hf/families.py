@@ -210,9 +210,6 @@ def is_stock(config: Any) -> bool:
     return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] is type(config)
 
 
-# ---------------------------------------------------------------- its parts
-
-
 def attentions(base: Any) -> list[Any]:
     """Return the attention layer of each decoder layer."""
     name = of(base.config).attention

@@ -24,7 +24,7 @@ from .parts import Builder, Parts, make_parts
 from .pass_hooks import PassHooks
 from .rope_config import Slot
 from .rotary import RopeRotation, Rotary
-from .rotary_check import LiveCheck, check_layers
+from .rotary_check import LIVE, Link, LiveCheck, check_layers
 
 
 @dataclass
@@ -72,9 +72,6 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     base._wavepe = record
 
 
-# ---------------------------------------------------------------- one model
-
-
 def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
     """Install the encodings in a stock model, and give the model its own configuration."""
     base = families.decoder(model)
@@ -97,7 +94,7 @@ def install_patch(model: nn.Module, choice: LayerEncodings) -> None:
     for layer in families.attentions(base):
         release_attention(layer)
     _attach(base, parts, Installed(choice.stored(), type(model).__name__, config, encoded))
-    replace_configs(model, {id(config): encoded})
+    replace_configs(model, dict.fromkeys(_config_ids(base), encoded))
 
 
 def adopt(model: nn.Module) -> None:
@@ -137,6 +134,10 @@ def uninstall(model: nn.Module) -> None:
         )
     for hook in record.hooks:
         hook.remove()
+    for module in base.modules():
+        for key, function in list(module._forward_pre_hooks.items()):
+            if function in (before_attention, before_layer):  # of a layer that was copied
+                del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
         restore(attention)
@@ -145,8 +146,13 @@ def uninstall(model: nn.Module) -> None:
             base.set_submodule(name, module.stock)
     detach(base, families.attentions(base))
     return_changes(record.config, record.stock)
-    replace_configs(model, {id(record.config): record.stock})
+    replace_configs(model, dict.fromkeys(_config_ids(base), record.stock))
     del base._wavepe
+
+
+def _config_ids(base: Any) -> set[int]:
+    """Return the ids of its configuration, and of those of layers that a program has copied."""
+    return {id(part.config) for part in (base, *families.attentions(base))}
 
 
 def replace_configs(model: nn.Module, new: dict[int, Any]) -> None:
@@ -159,9 +165,6 @@ def replace_configs(model: nn.Module, new: dict[int, Any]) -> None:
                     module.name_or_path = new[id(value)]._name_or_path
 
 
-# ---------------------------------------------------------------- a larger model
-
-
 def check_owner(owner: PreTrainedModel) -> None:
     """Raise ValueError if a model would be saved without the encoding of a model in it."""
     configs = [owner.config]
@@ -171,6 +174,8 @@ def check_owner(owner: PreTrainedModel) -> None:
     specs = [getattr(config, "position_encoding", None) for config in configs]
     for module in owner.modules():
         record = installed(module) if isinstance(module, PreTrainedModel) else None
+        if record:  # a pickled configuration has lost it, and models may share one
+            vars(record.config)[LIVE] = Link(record.live)
         if record and record.spec not in specs and not any(x is record.config for x in configs):
             text = CONFIGS[families.TYPE_PREFIX + families.of(record.config).model_type].__name__
             built = f", or built with text_config={text}(position_encoding=..., ...)"
@@ -181,9 +186,6 @@ def check_owner(owner: PreTrainedModel) -> None:
                 "model that patch takes; or save the state_dict() alone, and load it into a model "
                 f"that is patched so again{built}"
             )
-
-
-# ---------------------------------------------------------------- a layer that stands alone
 
 
 def install_attention(attention: LlamaAttention, choice: LayerEncodings) -> None:

@@ -148,9 +148,8 @@ class Builder:
         for attention, layer, encoding, size in learning:
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(combined, self.owner)
-            layer_module = Learned(
-                named_as_in(combined, encoding), *size, True, layer=True, dim=dim
-            )
+            named = named_as_in(combined, encoding)
+            layer_module = Learned(named, *size, True, layer=True, dim=dim)
             if layer_module.has_parameters:
                 self.parts.by_layer[attention] = layer_module
 

@@ -18,7 +18,7 @@ from . import families, rope_config
 from .families import ATTENTION, TYPE_PREFIX
 from .layers import LayerEncodings, StoredSpec, spec_text
 
-LIVE = "_wavepe_live"  # attribute of the configuration of a live model: a `_Link`
+LIVE = "_wavepe_live"  # attribute of the configuration of a live model: a `Link`
 NOT_COMPARED = {"attention_dropout", "layer_idx", "training"}  # attributes of a layer
 
 
@@ -152,7 +152,7 @@ class LiveCheck:
     def note(self, config: Any) -> None:
         """Take `config` for that of the model as it is now, and let its files be checked."""
         self.spec: StoredSpec = config.position_encoding
-        vars(config)[LIVE] = _Link(self)
+        vars(config)[LIVE] = Link(self)
         self._seen = _copied(vars(config))
 
     def before_pass(self, config: Any, compiling: bool) -> None:
@@ -160,9 +160,15 @@ class LiveCheck:
         if compiling:
             check_config(config, self.spec)  # a compiler guards these two
             self._check()
-        elif vars(config) != self._seen:
+        elif self._differs(vars(config)):
             self._check()
             self._seen = _copied(vars(config))
+
+    def _differs(self, values: dict[str, Any]) -> bool:
+        try:
+            return values != self._seen
+        except (RuntimeError, ValueError):  # another tensor or array, which has no truth value
+            return True
 
     @torch.compiler.assume_constant_result
     def _check(self, loaded: Any = None) -> None:
@@ -187,11 +193,11 @@ class LiveCheck:
         self._check(saved.from_dict(config.to_dict()))
 
 
-class _Link(weakref.ref):
+class Link(weakref.ref):
     """The reference of a configuration to its `LiveCheck`. A copy of the model has its own."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Link | None:
-        return (check := memo.get(id(self()))) and _Link(check)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link | None:
+        return (check := memo.get(id(self()))) and Link(check)
 
     def __reduce__(self) -> Any:
         return type(None), ()
