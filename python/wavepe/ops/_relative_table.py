@@ -25,6 +25,7 @@ from ._common import (
     check,
     check_choice,
     check_dtype,
+    check_tensors,
     in_new_thread,
     integer,
     report_out_of_memory,
@@ -301,6 +302,7 @@ class RelativeTable:
 def _values(p: Tensor | ArrayLike) -> np.ndarray:
     """Return p as a float64 array, which may share p's memory."""
     if isinstance(p, Tensor):
+        check_tensors(p=p)
         check(
             not p.requires_grad,
             "relative_table needs a constant p, got one that requires grad: pass the tensor itself "
