@@ -32,7 +32,7 @@ from ._common import (
     run_check,
     with_range,
 )
-from ._compiler import before_marked, constant_result, disable
+from ._compiler import constant_result, disable, is_compiling
 
 NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
 # Tolerances are relative to the typical size of a row.
@@ -189,7 +189,7 @@ class RelativeTable:
 
         Raises RuntimeError if the dtype or the device is wrong.
         """
-        before_marked()
+        is_compiling()
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 
