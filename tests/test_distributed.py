@@ -81,39 +81,22 @@ def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
         assert "needs all 4 heads in one process, got 2: with tensor parallelism" in found[spec]
 
 
-@pytest.fixture
-def group():
-    distributed = torch.distributed
+def test_tables_that_change_meanwhile_and_distributed_tensors_are_refused():
+    ring, distributed = load("ring_attention"), torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield distributed
-    distributed.destroy_process_group()
-
-
-def test_ring_attention_of_a_table_that_changes_meanwhile(group):
-    ring = load("ring_attention")
-    x, p = torch.ones(1, 2, 6, 4, requires_grad=True), torch.ones(6, 4)
-    out = ring.ring_attention(x, x, x, p=p)
-    p.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-def test_distributed_tensors_are_refused(group):
-    """torch's own advice ends in another error."""
-    mesh = group.init_device_mesh("cpu", (1,))
-    x, p = (group.tensor.distribute_tensor(torch.ones(s), mesh) for s in ((1, 2, 6, 4), (6, 4)))
-    cos, sin = ops.rope_table(torch.arange(6), torch.ones(2))
-    calls = [
-        lambda: ops.attention(x, x, x),
-        lambda: ops.rope(x, cos, sin),
-        lambda: ops.rope_qk(x, x, cos, sin),
-        lambda: ops.relative_table(p),
-        lambda: ops.relative_bias(x, p, 6),
-        *(lambda s=spec: nn.Attention(s, 4, 2, dim=4)(x, x, x, x=x[0]) for spec in ("fox", "rope")),
-    ]
-    for call in calls:
-        with pytest.raises(RuntimeError, match=r"(q|p|x) must .* got a DTensor: .*to_local\(\)"):
-            call()
+    try:
+        x, p = torch.ones(1, 2, 6, 4, requires_grad=True), torch.ones(6, 4)
+        out = ring.ring_attention(x, x, x, p=p)
+        p.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        shared = distributed.tensor.distribute_tensor(x, mesh)
+        for call in (ops.attention, nn.Attention("fox", 4, 2, dim=4), nn.Attention("rope", 4, 2)):
+            with pytest.raises(RuntimeError, match=r"q must .* got a DTensor: .*to_local\(\)"):
+                call(shared, shared, shared)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_ring_attention_refuses():

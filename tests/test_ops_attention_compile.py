@@ -161,13 +161,12 @@ def test_a_number_that_changes_compiles_twice(name, backend):
 def test_a_number_that_only_values_tell(name, mode):
     x = torch.randn(2, 2, 5, 8)
     module = of_values(lambda number, x: attention(x, x, x, **{name: number}), ())
-    numbers = [torch.tensor(x, dtype=F64) for x in (0.0, 1.0) + CHANGING["scale"]]
-    numbers = numbers[:2] if name == "dropout_p" else numbers[2:]
+    numbers = [torch.tensor(x) for x in ((0.0, 1.0) if name == "dropout_p" else CHANGING[name])]
     program = program_of(module, (numbers[0], x), mode)
     for number in numbers:
         torch.testing.assert_close(program(number, x), module(number, x))
     with pytest.raises(RuntimeError, match=f"wavepe: {name} must"):
-        program(torch.tensor(torch.inf, dtype=F64), x)
+        program(torch.tensor(torch.inf), x)
 
 
 def test_the_composition_is_one_graph():

@@ -207,11 +207,8 @@ def test_compiled_calls_refuse_the_same():
     torch._dynamo.reset()
     for options in ({"causal": None}, {"scale": SCALAR}, {"softcap": SCALAR}, {"offset": True}):
         (name,) = options
-        compiled = torch.compile(
-            lambda q, options=options: attention(q, K, V, **options), backend="eager"
-        )
         with pytest.raises(RuntimeError, match=rf"wavepe: {name} must be"):
-            compiled(Q)
+            torch.compile(attention, backend="eager")(Q, K, V, **options)
     torch._dynamo.reset()
 
 
