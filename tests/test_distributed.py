@@ -21,6 +21,7 @@ import encoding_cases
 from cases import needs
 from examples_hf import EXAMPLES, in_processes, load
 from hf_model import patched_tiny
+from wavepe import nn, ops
 
 # Sums of parts against one sum, over the largest element. A gradient of a table is the
 # sum of 21 parts, each rounded to bfloat16.
@@ -80,7 +81,7 @@ def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
         assert "needs all 4 heads in one process, got 2: with tensor parallelism" in found[spec]
 
 
-def test_ring_attention_of_a_table_that_changes_meanwhile():
+def test_tables_that_change_meanwhile_and_distributed_tensors_are_refused():
     ring, distributed = load("ring_attention"), torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -89,6 +90,11 @@ def test_ring_attention_of_a_table_that_changes_meanwhile():
         p.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        shared = distributed.tensor.distribute_tensor(x, mesh)
+        for call in (ops.attention, nn.Attention("fox", 4, 2, dim=4), nn.Attention("rope", 4, 2)):
+            with pytest.raises(RuntimeError, match=r"q must .* got a DTensor: .*to_local\(\)"):
+                call(shared, shared, shared)
     finally:
         distributed.destroy_process_group()
 

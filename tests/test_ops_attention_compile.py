@@ -19,6 +19,7 @@ from attention_cases import (
     torch,
 )
 from cases import compiled_once, generator, recording_backend
+from op_cases import PROGRAMS, of_values, program_of
 from torch.autograd import forward_ad
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._common import has_autocast
@@ -155,6 +156,19 @@ def test_a_number_that_changes_compiles_twice(name, backend):
     assert counter.frame_count == 2
 
 
+@pytest.mark.parametrize("mode", PROGRAMS)
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_number_that_only_values_tell(name, mode):
+    x = torch.randn(2, 2, 5, 8)
+    module = of_values(lambda number, x: attention(x, x, x, **{name: number}), ())
+    numbers = [torch.tensor(x) for x in ((0.0, 1.0) if name == "dropout_p" else CHANGING[name])]
+    program = program_of(module, (numbers[0], x), mode)
+    for number in numbers:
+        torch.testing.assert_close(program(number, x), module(number, x))
+    with pytest.raises(RuntimeError, match=f"wavepe: {name} must"):
+        program(torch.tensor(torch.inf), x)
+
+
 def test_the_composition_is_one_graph():
     """Traced alone: lowering all its operators for a gradient takes half a minute."""
     recording_backend()
@@ -217,8 +231,9 @@ def test_autocast_leaves_bias_wide():
         assert torch.equal(attention(**arguments), want)
         low = attention(**arguments | {"bias": leaf})
         assert torch.equal(low, attention(**arguments | {"bias": leaf.detach().float()}))
-        with pytest.raises(RuntimeError, match=r"bias must be (torch\.)?float32"):
-            attention(**arguments | {"bias": leaf.detach().long()})
+        for dtype in (torch.int64, torch.float8_e4m3fn):
+            with pytest.raises(RuntimeError, match=r"bias must be (torch\.)?float32"):
+                attention(**arguments | {"bias": leaf.detach().to(dtype)})
     low.float().sum().backward()
     assert leaf.grad.dtype == torch.bfloat16
 

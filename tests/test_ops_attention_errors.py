@@ -15,6 +15,7 @@ B, H, HK, M, N, D, DV = SHAPE = Shape(2, 4, 2, 5, 7, 8, 6)
 ones = torch.ones
 Q, K, V = ones(B, H, M, D), ones(B, HK, N, D), ones(B, HK, N, DV)
 P = ones(9, D)
+F8 = torch.float8_e4m3fn
 SQUARE = {"q": ones(B, H, N, D), "k": K, "v": V}
 
 
@@ -77,6 +78,8 @@ SHAPES = [  # part of the message, arguments besides q, k, v
 DTYPES = [
     (r"[Ll]ong|int64", {"q": Q.long(), "k": K.long(), "v": V.long()}),
     (r"[Cc]omplex", {n: x.to(torch.complex64) for n, x in zip("qkv", (Q, K, V), strict=True)}),
+    (r"got float8_e4m3fn", {n: x.to(F8) for n, x in zip("qkv", (Q, K, V), strict=True)}),
+    *((rf"{n} must .*float8_e4m3fn", {n: ones(H).to(F8)}) for n in ("slopes", "bias", "sinks")),
     (r"[Dd]ouble|float64", {"k": K.double()}),
     (r"[Bb][Ff]loat16", {"v": V.bfloat16()}),
     (r"[Hh]alf|float16", {"p": P.half()}),
@@ -204,11 +207,8 @@ def test_compiled_calls_refuse_the_same():
     torch._dynamo.reset()
     for options in ({"causal": None}, {"scale": SCALAR}, {"softcap": SCALAR}, {"offset": True}):
         (name,) = options
-        compiled = torch.compile(
-            lambda q, options=options: attention(q, K, V, **options), backend="eager"
-        )
         with pytest.raises(RuntimeError, match=rf"wavepe: {name} must be"):
-            compiled(Q)
+            torch.compile(attention, backend="eager")(Q, K, V, **options)
     torch._dynamo.reset()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -205,7 +205,7 @@ def listed(operands: Mapping[str, Any]) -> str:
     return ", ".join(shown).replace(" torch.", " ")
 
 
-def sizes(operands: Mapping[str, Any]) -> None:
+def sizes(operands: Mapping[str, Any], same: Callable[[Any, Any], bool] = operator.eq) -> None:
     """Raise ValueError unless the last two axes of q, k, v, p and q_rel fit together."""
     if min(len(x.shape) for x in operands.values()) < 2:
         needed = "q must be (..., m, d), k (..., n, d), v (..., n, dv), p (..., w, c) and q_rel"
@@ -217,7 +217,7 @@ def sizes(operands: Mapping[str, Any]) -> None:
     for pair, what in equal.items():
         axis = -1 if what.endswith("size") else -2
         one, *other = (operands[name].shape[axis] for name in pair.split() if name in operands)
-        if other and one != (c := other[0]):
+        if other and not same(one, c := other[0]):
             advice = f"; p of size {c} with q of head size {one} needs q_rel of size {c}"
             raise ValueError(
                 f"{pair.replace(' ', ' and ')} must have the same {what}, got {listed(operands)}"

@@ -24,6 +24,7 @@ from ._attention_in_graph import (
 )
 from ._attention_masked import can_mask, masked
 from ._common import (
+    FLOATS,
     autocast_enabled,
     check,
     check_tensors,
@@ -153,7 +154,7 @@ def attention(
         in_range = (bias, bias_first, bias_beyond)
         bias, bias_first, bias_beyond = with_range("bias", *in_range, q, wide(q))
     # Types are checked inline, because each call in Python takes time. The operator checks values.
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+    if not (type(q) is type(k) is type(v) is Tensor):
         check_tensors(q=q, k=k, v=v)
     if not (p is None or isinstance(p, (Tensor, RelativeTable))):
         check_tensors(p=p)
@@ -191,8 +192,8 @@ def attention(
         q, k, v = q.to(low), k.to(low), v.to(low)
         p = p.to(low) if isinstance(p, Tensor) else p
         q_rel = None if q_rel is None else q_rel.to(low)
-        bias = bias.float() if bias is not None and bias.is_floating_point() else bias
-    if sinks is not None and sinks.is_floating_point():
+        bias = bias.float() if bias is not None and bias.dtype in FLOATS else bias
+    if sinks is not None and sinks.dtype in FLOATS:
         sinks = sinks.to(wide(q))
     zones: Any = None
     if isinstance(p, RelativeTable):

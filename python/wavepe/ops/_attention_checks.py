@@ -144,7 +144,7 @@ def _check_dtypes(tensors: dict[str, Tensor]) -> None:
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
     operands = {name: x for name, x in tensors.items() if name in ("q", "k", "v", "p", "q_rel")}
-    run_check(checks.sizes, operands)
+    run_check(checks.sizes, operands, lambda one, other: holds(one == other))
     for name in "qkv":
         if tensors[name].dim() != 4:
             check(False, f"{name} must be (B, heads, length, size), got {checks.listed(operands)}")

@@ -43,14 +43,16 @@ def attention_in_graph(
     call: Arguments, name: str = "", one_sided: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of the arguments of `_FORWARD`."""
+    values, numbers = (call.scale, call.softcap, call.dropout_p), None
     usual = call.softcap is None and is_known(call.dropout_p == 0)
     # Most models give the default, and its comparison costs one guard.
     usual = usual and (call.scale is None or is_known(call.scale == default_scale(call.q)))
-    numbers = None
-    # On a GPU a tensor on the CPU would keep the graph out of a CUDA graph.
-    if not (usual or torch.compiler.is_exporting()) and call.q.device.type == "cpu":
+    if torch.compiler.is_exporting():
+        usual = all(x is None or is_known(x <= 0, x > 0) for x in values)
+    elif call.q.device.type != "cpu":  # a tensor on the CPU would keep it out of a CUDA graph
+        usual = True
+    if not usual:
         one = torch.ones((), dtype=torch.float64)  # only its products keep symbols
-        values = (call.scale, call.softcap, call.dropout_p)
         numbers = torch.stack([one * x for x in values if x is not None])
         scale, softcap = (None if x is None else 1.0 for x in values[:2])
         call = call._replace(scale=scale, softcap=softcap, dropout_p=0.0)

@@ -90,10 +90,13 @@ def check(condition: Any, message: str) -> None:
 
 
 def check_tensors(**tensors: torch.Tensor) -> None:
-    """Raise RuntimeError unless all values are tensors."""
+    """Raise RuntimeError unless all values are tensors, and no DTensors."""
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             check(False, f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        if hasattr(value, "placements"):
+            advice = f"give {name}.to_local(), which must hold whole heads and all tokens"
+            check(False, f"{name} must be a plain tensor, got a DTensor: {advice}")
 
 
 def with_range(

@@ -22,18 +22,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def is_compiling() -> bool:
     """Tell whether a compiler traces this call, and set the marks before its first trace.
 
-    Traced code must call this, or `before_marked`, before a function marked with `constant_result`.
+    Traced code must call this before a function marked with `constant_result`.
     """
     if torch.compiler.is_compiling():
         from . import _set_marks  # noqa: F401 - the compiler runs an import while it traces
 
         return True
     return False
-
-
-def before_marked() -> None:
-    """Set the marks if a compiler traces this call."""
-    is_compiling()
 
 
 def constant_result(function: F) -> F:
@@ -95,7 +90,7 @@ def disable(reason: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before_marked()
+            is_compiling()
             return current[0](*args, **kwargs)
 
         def mark() -> None:

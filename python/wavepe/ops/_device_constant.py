@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._common import in_new_thread
-from ._compiler import before_marked, constant_result, is_compiling
+from ._compiler import constant_result, is_compiling
 
 
 class DeviceConstant:
@@ -38,7 +38,7 @@ class DeviceConstant:
             if device.type == "cpu":
                 return self.tensor
             dtype = self.tensor.dtype
-        before_marked()
+        is_compiling()
         tensor = getattr(self, self._attribute(device, dtype))
         return tensor
 
@@ -78,7 +78,7 @@ _names: dict[tuple[Any, ...], str] = {}
 
 def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> DeviceConstant:
     """Return ``build(*arguments)`` as a constant, the same one for equal arguments."""
-    before_marked()
+    is_compiling()
     constant: DeviceConstant = getattr(_named, _name(build, *arguments))
     return constant
 

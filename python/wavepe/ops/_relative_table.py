@@ -25,13 +25,14 @@ from ._common import (
     check,
     check_choice,
     check_dtype,
+    check_tensors,
     in_new_thread,
     integer,
     report_out_of_memory,
     run_check,
     with_range,
 )
-from ._compiler import before_marked, constant_result, disable
+from ._compiler import constant_result, disable, is_compiling
 
 NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
 # Tolerances are relative to the typical size of a row.
@@ -188,7 +189,7 @@ class RelativeTable:
 
         Raises RuntimeError if the dtype or the device is wrong.
         """
-        before_marked()
+        is_compiling()
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 
@@ -301,6 +302,7 @@ class RelativeTable:
 def _values(p: Tensor | ArrayLike) -> np.ndarray:
     """Return p as a float64 array, which may share p's memory."""
     if isinstance(p, Tensor):
+        check_tensors(p=p)
         check(
             not p.requires_grad,
             "relative_table needs a constant p, got one that requires grad: pass the tensor itself "

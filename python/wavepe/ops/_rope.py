@@ -66,7 +66,7 @@ def rope(
     >>> ops.rope(torch.randn(2, 4, 10, 16), cos, sin).shape
     torch.Size([2, 4, 10, 16])
     """
-    if not (isinstance(x, Tensor) and isinstance(cos, Tensor) and isinstance(sin, Tensor)):
+    if not (type(x) is type(cos) is type(sin) is Tensor):
         check_tensors(x=x, cos=cos, sin=sin)
     compiling = is_compiling()
     if transformed():
@@ -158,10 +158,8 @@ def rope_qk(
     >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
     >>> q, k = ops.rope_qk(torch.randn(2, 4, 10, 4), torch.randn(2, 1, 10, 4), cos, sin)
     """
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
-        check_tensors(q=q, k=k)
-    if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)):
-        check_tensors(cos=cos, sin=sin)
+    if not (type(q) is type(k) is type(cos) is type(sin) is Tensor):
+        check_tensors(q=q, k=k, cos=cos, sin=sin)
     compiling = is_compiling()
     if transformed():
         check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")

@@ -121,8 +121,8 @@ def is_known(*conditions: Any) -> bool:
 
 
 def _decided(condition: Any, decide: str) -> bool:
-    if isinstance(condition, bool) and not torch.compiler.is_compiling():
-        return condition
+    if not (isinstance(condition, torch.SymBool) or torch.compiler.is_compiling()):
+        return bool(condition)  # of torch.jit.trace's sizes, which are tensors
     from torch.fx.experimental import symbolic_shapes  # importing sympy takes long
 
     return getattr(symbolic_shapes, decide, bool)(condition)

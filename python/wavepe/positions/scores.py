@@ -313,7 +313,6 @@ class Scores:
         """Replace q and k by vectors whose products are the scores of the encoding."""
         q, k = kernel_args["q"], kernel_args["k"]
         k, columns = k[..., : q.shape[-1]], k[..., q.shape[-1] :]
-        kernel_args["scale"] = factor
         if "p" in kernel_args:
             kernel_args.setdefault("q_rel", q)
         if self._vectors is not None:
@@ -339,9 +338,8 @@ class Scores:
                 if "q_rel" in kernel_args:
                     kernel_args["q_rel"] = kernel_args["q_rel"] * factor
                 q, factor = q * factor, 1.0
-                kernel_args["scale"] = factor
             q, k = with_sums(q, k, decay, indices.queries(q, k), factor)
-        kernel_args |= {"q": q, "k": k}
+        kernel_args |= {"q": q, "k": k, "scale": factor}
 
     def _join(
         self, kernel_args: dict[str, Any], joined: list[tuple[Any, Tensor]], q: Tensor, keys: int
