@@ -9,6 +9,8 @@ WAVEPE_EMULATE_CUDA=1: compile the CUDA kernels for the CPU, for tests.
 WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
 """
 
+import atexit
+import fcntl
 import os
 import platform
 import re
@@ -16,11 +18,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build import build
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
@@ -49,8 +54,24 @@ INEXACT = (
     "|-mdaz-ftz|-mpc(32|64|80)|-mrecip.*|--?use_fast_math|--?(ftz|prec-div|prec-sqrt|fmad)=.*"
 )
 # Others mix the instruction sets, one of which is chosen at run time.
-MIXING = "|-flto.*" + "|-m(arch|fpmath)=.*|-m(no-)?(avx|evex|s?sse|fma|f16c|bmi|xop).*" * X86
+SETS = "avx|evex|s?sse|fma|f16c|bmi|xop|lzcnt|abm|tbm|popcnt|movbe|apx"
+MIXING = "|-flto.*" + f"|-m(arch|fpmath)=.*|-m(no-)?({SETS}).*" * X86
 LEFT_OUT = re.compile(INEXACT + MIXING)
+
+
+def sort_out(words):
+    """Return the words that are kept, and those that are left out, with an -Xlinker before them."""
+    kept, left_out = [], []
+    for word in words:
+        if not LEFT_OUT.fullmatch(word):
+            kept.append(word)
+            continue
+        left_out.append(word)
+        if kept and re.fullmatch(r"-X\w+", kept[-1]):
+            kept.pop()
+    return kept, left_out
+
+
 VARIANTS = {
     "portable": ["-march=x86-64"] * X86,  # the compiler's default may be more
     **({"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]} if X86 else {}),
@@ -129,8 +150,10 @@ def run_nvcc(nvcc, *arguments):
     """Return nvcc's output, or None if it fails. With WAVEPE_NVCC a failure ends the build."""
     environment = dict(os.environ)
     for name in {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"} & set(environment):
-        words = environment[name].split()
-        environment[name] = " ".join(word for word in words if not LEFT_OUT.fullmatch(word))
+        joined = re.sub(
+            r"(?<!\S)(-O|--?(ftz|prec-div|prec-sqrt|fmad)) +(?=\w)", r"\1=", environment[name]
+        )
+        environment[name] = " ".join(sort_out(joined.split())[0])
     try:
         done = subprocess.run([nvcc, *arguments], capture_output=True, text=True, env=environment)
         said, failed = done.stderr.strip(), done.returncode != 0
@@ -203,15 +226,14 @@ def clean_commands(compiler):
     pyenv has the linker write its own library folder into every module, and no other machine has
     that folder. It goes, too. conda's stays: its libraries are newer than the system's.
     """
-    conda = Path(sys.prefix, "conda-meta").exists()
+    conda = Path(sys.base_prefix, "conda-meta").exists()
     shared = (sysconfig.get_config_var("LDSHARED") or "").split()
     dropped = {w for w in shared if w.startswith("-Wl,-rpath") and not conda}
     asked = {}  # in their order
     for name in ("compiler_so", "compiler_so_cxx", "compiler_cxx", "linker_so", "linker_so_cxx"):
         words = getattr(compiler, name, None) or []
-        left_out = [word for word in words if LEFT_OUT.fullmatch(word)]
+        kept, left_out = sort_out(word for word in words if word not in dropped)
         asked |= dict.fromkeys(w for w in left_out if not re.fullmatch("-O[0-3gsz]?", w))
-        kept = [word for word in words if word not in dropped.union(left_out)]
         if words:
             compiler.set_executable(name, kept)
     return list(asked)
@@ -226,6 +248,29 @@ def write_stamp(path, text):
     return stamp
 
 
+@cache
+def take_turn(folder):
+    """Keep other builds out of the folder until this one ends, and distrust what a killed one left.
+
+    That may be half a file, newer than its sources. Without the stamps all is built again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = (folder / "running").open("a")
+    with suppress(OSError):  # some network file systems have no locks
+        fcntl.flock(mark, fcntl.LOCK_EX)
+    if mark.tell():
+        for name in ("tools", "configuration"):
+            (folder / name).unlink(missing_ok=True)
+    print(os.getpid(), file=mark, flush=True)
+    atexit.register(mark.truncate, 0)  # not if the process is killed
+
+
+class Build(build):
+    def run(self):
+        take_turn(Path(self.build_temp))  # also before files are copied and removed
+        super().run()
+
+
 class BuildKernels(build_clib):
     """Give each library an object folder of its own: all variants compile the same source."""
 
@@ -237,6 +282,7 @@ class BuildKernels(build_clib):
     def build_libraries(self, libraries):
         top = self.build_temp
         clean_commands(self.compiler)
+        take_turn(Path(top))
         stamp = write_stamp(Path(top, "tools"), TOOLS)
         for name, info in libraries:
             info["obj_deps"][""].append(str(stamp))
@@ -251,7 +297,8 @@ BENCH = {"__init__", "attention_inputs", "bench", "case", "machine", "memory", "
 
 class BuildPython(build_py):
     def run(self):
-        """Remove what an earlier build has copied and the sources no longer have."""
+        """Copy all, and remove what an earlier build has copied and the sources no longer have."""
+        self.force = True  # a file of an older release may be older than its copy
         if not self.editable_mode:
             outputs = {Path(path) for path in self.get_outputs(include_bytecode=False)}
             for path in Path(self.build_lib, "wavepe").rglob("*.*"):
@@ -360,6 +407,7 @@ setup(
     libraries=LIBRARIES,
     ext_modules=EXTENSIONS,
     cmdclass={
+        "build": Build,
         "build_clib": BuildKernels,
         "build_ext": BuildExtensions,
         "build_py": BuildPython,

@@ -15,14 +15,6 @@ from wavepe import _numpy
 ROOT = Path(__file__).parent.parent
 in_sources = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not in a source tree")
 of_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-BLOCK_TORCH = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "rich", "matplotlib"):
-            raise ImportError("blocked " + name, name=name)
-sys.meta_path.insert(0, Blocker())
-"""
 
 
 def without(module):
@@ -38,8 +30,7 @@ def last_line(code):
 
 @pytest.fixture(scope="module")
 def functions():
-    """Instructions of every function of the NumPy module, by name; a list, since helpers without a
-    variant in their name are there once for each."""
+    """Instructions of the NumPy module's functions by name, of a helper once for each variant."""
     if not shutil.which("objdump"):
         pytest.skip("no objdump (binutils)")
     command = ["objdump", "-d", "--no-show-raw-insn", _numpy.__file__]
@@ -87,8 +78,9 @@ def test_objects_for_avx2_hold_no_avx512(functions, variant):
 
 
 def test_import_where_torch_is_missing():
-    code = "import wavepe; print(wavepe.wavelet_table(4, *wavepe.wavelet_grid(8)).shape)"
-    assert output("-c", BLOCK_TORCH + code).strip() == "(4, 8)"
+    code = "".join(map(without, ("torch", "transformers", "rich", "matplotlib")))
+    code += "import wavepe; print(wavepe.wavelet_table(4, *wavepe.wavelet_grid(8)).shape)"
+    assert output("-c", code).strip() == "(4, 8)"
 
 
 IMPORTS = {
@@ -133,18 +125,14 @@ def test_nothing_tells_to_install_wavepe_from_an_index():
         assert not wrong.search(text), file
 
 
-# They compute other numbers, flush subnormal numbers in the whole process (at the link), or compile
-# one variant as another.
-DANGEROUS = ["-ffast-math", "-Ofast", "-ffinite-math-only", "-funsafe-math-optimizations"]
-DANGEROUS += ["-fno-signed-zeros", "-freciprocal-math", "-fassociative-math", "-mdaz-ftz", "-mpc32"]
-DANGEROUS += [
-    "--fast-math",
-    "-fsingle-precision-constant",
-    "-fexcess-precision=16",
-    "-ffp-contract=off",
-    "-O0",
-]
-DANGEROUS += ["-march=native", "-mno-avx2", "-mavx512f", "-mfpmath=387", "-flto", "-flto=auto"]
+# They change numbers, have the process flush subnormal ones (at the link), or mix the variants.
+DANGEROUS = (
+    "-ffast-math -Ofast -ffinite-math-only -funsafe-math-optimizations -fno-signed-zeros "
+    "-freciprocal-math -fassociative-math -mdaz-ftz -mpc32 --fast-math -ffp-contract=off -O0 "
+    "-fsingle-precision-constant -fexcess-precision=16 -march=native -mno-avx2 -mavx512f "
+    "-mfpmath=387 -mlzcnt -mapxf -flto -flto=auto"
+)
+DANGEROUS = DANGEROUS.split()
 
 
 def recorded(folder, *start, **environment):
@@ -154,6 +142,8 @@ def recorded(folder, *start, **environment):
         """#!/bin/sh
         [ "$1" = --list-gpu-code ] && set -- "$@" $NVCC_APPEND_FLAGS
         printf '%s\\t' "$@" >> "$LOG"; echo >> "$LOG"
+        flock -n "${LOG%log}running" true && exit 3  # nobody keeps other builds out
+        [ -z "$KILL" ] || kill -9 $PPID
         while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done"""
     )
     tool.chmod(0o755)
@@ -161,7 +151,7 @@ def recorded(folder, *start, **environment):
     environment |= {"WAVEPE_NVCC": tool, "LOG": folder / "log", "WAVEPE_TEST_VARIANT": "0"}
     words = ["--quiet", "build_ext", f"--build-lib={folder}", f"--build-temp={folder}"]
     done = python(*(start or ["setup.py"]), *words, cwd=ROOT, **environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (-9 if "KILL" in environment else 0), done.stderr
     return done.stderr, [line.split("\t") for line in (folder / "log").read_text().splitlines()]
 
 
@@ -170,15 +160,16 @@ def recorded(folder, *start, **environment):
 def test_flags_of_a_distribution_change_no_number(tmp_path):
     """Nor the instructions of a variant, nor how the whole process rounds. Compiling would take
     minutes for each flag; the commands show what the compiler and the linker get of all of them."""
-    how = f"{' '.join(DANGEROUS)} -fstack-protector -DX='a b' -Wl,-O1"
+    how = f"{' '.join(DANGEROUS)} -Xlinker -O1 -fstack-protector -DX='a b' -Wl,-O1"
     how = dict.fromkeys(("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"), how)
-    messages, commands = recorded(tmp_path, NVCC_APPEND_FLAGS="-use_fast_math -g", **how)
+    of_nvcc = "-use_fast_math -ftz true -O 2 -Xptxas -O1 -g"
+    messages, commands = recorded(tmp_path, NVCC_APPEND_FLAGS=of_nvcc, **how)
     assert all(flag in messages for flag in DANGEROUS if flag != "-O0"), messages
     levels = {"portable": "-march=x86-64", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
     nvcc = [words for words in commands if "--list-gpu-code" in words]
     assert nvcc == [["--list-gpu-code", "-g", ""]] * HAS_TORCH
     for words in (words for words in commands if words not in nvcc):
-        assert not set(words) & set(DANGEROUS), words
+        assert not set(words) & {*DANGEROUS, "-Xlinker"}, words
         names = {word.partition("=")[2] for word in words if word.startswith("-DVARIANT=")}
         march = {word for word in words if word.startswith("-march=")}
         assert march == {levels[name] for name in names}
@@ -186,6 +177,15 @@ def test_flags_of_a_distribution_change_no_number(tmp_path):
     assert any("-shared" in words for words in commands)
     (info,) = (word for words in commands for word in words if word.startswith("-DWPE_FLAGS="))
     assert {"-fstack-protector", "-O3"} <= set(re.split('[ "]', info))
+
+
+@in_sources
+def test_a_build_that_was_killed_is_begun_again(tmp_path):
+    """It may have left half a file, which is newer than its sources."""
+    once = len(recorded(tmp_path)[1])
+    (tmp_path / "csrc/numpy/module.o").unlink()
+    before = len(recorded(tmp_path, KILL="1")[1])
+    assert len(recorded(tmp_path)[1]) >= before + once
 
 
 @in_sources
@@ -264,29 +264,28 @@ def test_source_distribution_is_complete(tmp_path):
     with tarfile.open(tmp_path / done.stdout.splitlines()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     patterns = ("csrc/**/*", "python/wavepe/**/*.py*", "tests/*.py", "benchmarks/*.py")
-    patterns += ("tests/**/*.[ch]", "tests/**/Makefile")
+    patterns += ("tests/**/*.[ch]", "tests/**/Makefile", "python/wavepe/py.typed")
     tree = [path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix != ".pyc"]
     needed = {str(path.relative_to(ROOT)) for path in tree if path.is_file()}
     assert "python/wavepe/_numpy.pyi" in needed
-    needed |= {"python/wavepe/py.typed"}
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"} <= names
 
 
 @in_sources
 def test_the_benchmarks_of_a_wheel_are_what_wavepe_bench_imports(tmp_path):
-    """And not what an earlier build had, and the sources no longer have."""
+    """And not what an earlier build had, and the sources no longer have, or have older."""
     stale = [tmp_path / "wavepe" / name for name in ("gone.py", "gone.pyi", "gone/__init__.py")]
-    module = tmp_path / "wavepe" / "_numpy.abi3.so"
+    module, newer = (tmp_path / "wavepe" / name for name in ("_numpy.abi3.so", "__init__.py"))
     (tmp_path / "wavepe" / "gone").mkdir(parents=True)
-    for path in (*stale, module):
+    for path in (*stale, module, newer):
         path.touch()
     output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
     assert module.exists()
+    assert newer.read_text() == (ROOT / "python/wavepe/__init__.py").read_text()
     assert not any(path.exists() for path in stale)
     held = {path.stem for path in (tmp_path / "wavepe" / "benchmarks").iterdir()}
     folder = ROOT / "benchmarks"
-    needed = {"__init__", "bench", *(path.stem for path in folder.glob("bench_*.py"))}
-    new = needed
+    new = needed = {"__init__", "bench", *(path.stem for path in folder.glob("bench_*.py"))}
     while new:
         texts = [(folder / f"{name}.py").read_text() for name in new]
         new = {n for text in texts for n in re.findall(r"^ *from \.(\w+) import", text, re.M)}

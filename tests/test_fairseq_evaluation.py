@@ -71,12 +71,12 @@ def test_blocks_longer_than_the_positions(guarded):
 
 
 @pytest.mark.parametrize(
-    ("processes", "launched", "shards"), [(2, None, 1), (1, "2", 1), (1, None, 2)]
+    ("processes", "launched", "shards"), [(2, "1", 1), (1, "2", 1), (1, "1", 2)]
 )
 def test_several_processes_or_shards(guarded, monkeypatch, processes, launched, shards):
     """Each would evaluate a part of the tokens, and one would print that as the whole."""
-    if launched is not None:
-        monkeypatch.setenv("WORLD_SIZE", launched)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, launched)
     cfg = SimpleNamespace(
         distributed_training=SimpleNamespace(distributed_world_size=processes),
         dataset=SimpleNamespace(num_shards=shards),
@@ -93,7 +93,8 @@ def test_some_lines_longer_than_the_positions(guarded):
     assert evaluate(path_of(None), *LINES)["perplexity"] < 500
 
 
-def test_the_command_has_the_guard(unguarded):
+def test_the_command_has_the_guard(unguarded, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")  # alone it says nothing to fairseq
     line = [corpus(), *COMMON, "--path", path_of(None), "--gen-subset", "valid"]
     with pytest.raises(ValueError, match="up to 64 tokens and this model has 32 positions"):
         command("eval_lm", *line, "--tokens-per-sample", 64)

@@ -150,14 +150,19 @@ def allow_processes_on_cpu() -> None:
         return original(cfg, main, **kwargs)
 
 
+def processes_launched() -> int:
+    """Return the processes that fairseq joins: it ignores a WORLD_SIZE without the others."""
+    joined = all(key in os.environ for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
+    return int(os.environ["WORLD_SIZE"]) if joined else 1
+
+
 def _launch(cfg: Any) -> None:
     """Set up a process of torchrun; ValueError if fairseq would start no process."""
-    env = os.environ
-    launched = all(key in env for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
-    if launched and cfg.distributed_init_method is None and int(env["WORLD_SIZE"]) > 1:
+    launched = processes_launched()
+    if launched > 1 and cfg.distributed_init_method is None:
         cfg.distributed_init_method = "env://"
-        cfg.distributed_world_size = int(env["WORLD_SIZE"])
-        cfg.distributed_rank = int(env["RANK"])
+        cfg.distributed_world_size = launched
+        cfg.distributed_rank = int(os.environ["RANK"])
         cfg.distributed_no_spawn = True
     count = cfg.distributed_world_size
     if count > 1 and not (cfg.distributed_no_spawn or cfg.tpu or torch.cuda.device_count()):

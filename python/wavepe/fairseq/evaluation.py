@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,8 +52,8 @@ def refuse_skipped_tokens() -> None:
 
     @compat.wrap(utils, "call_main")
     def call_main(launch: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        processes = int(os.environ.get("WORLD_SIZE", 1))
-        processes = max(processes, cfg.distributed_training.distributed_world_size)
+        joined = cfg.distributed_training.distributed_world_size
+        processes = max(compat.processes_launched(), joined)
         if processes > 1 or cfg.dataset.num_shards > 1:
             raise ValueError(
                 f"eval-lm got {processes} processes and {cfg.dataset.num_shards} shards, and each "

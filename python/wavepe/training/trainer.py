@@ -164,7 +164,8 @@ def rows_of(model: Any, arguments: Any) -> int:
     if joined == 1 < started:  # each would train the whole model, and write the same folder
         raise ValueError(
             f"a launcher started {started} processes, and accelerate does not join them on "
-            f"{arguments.device.type}: give use_cpu=True to train on the CPU"
+            f"{arguments.device.type}: start them by torchrun or accelerate launch, and to "
+            "train on the CPU give use_cpu=True"
         )
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * joined
 
