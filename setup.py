@@ -258,7 +258,7 @@ def take_turn(folder):
     mark = (folder / "running").open("a")
     with suppress(OSError):  # some network file systems have no locks
         fcntl.flock(mark, fcntl.LOCK_EX)
-    if mark.tell():
+    if os.fstat(mark.fileno()).st_size:
         for name in ("tools", "configuration"):
             (folder / name).unlink(missing_ok=True)
     print(os.getpid(), file=mark, flush=True)

@@ -63,6 +63,9 @@ def padded(rows=2, length=9, padding=3):
     return mask
 
 
+# ------------------------------------------------------------------ the form of masks
+
+
 @pytest.mark.parametrize("spec", SPECS[::2])
 def test_forms(spec):
     model, mask = patched_tiny(spec), padded()

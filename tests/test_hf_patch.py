@@ -88,6 +88,9 @@ def state(model):
     }
 
 
+# --------------------------------------------------------------- patch and unpatch
+
+
 @pytest.mark.parametrize("spec", EACH)
 def test_unpatch_restores_everything(spec):
     model = tiny()
@@ -231,6 +234,9 @@ def test_changes_outlive_the_patch():
     assert torch.equal(logits(wavepe.hf.unpatch(patched_tiny(WAVELET).double()), IDS), wanted)
 
 
+# --------------------------------------------------------------- all Llamas
+
+
 @pytest.mark.parametrize("spec", EACH_ENTRY)
 def test_llamas_made_in_between_keep_the_encoding(spec, all_llamas):
     before = tiny()
@@ -328,6 +334,9 @@ def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
         assert not close(output(alone.train()), output(other), 1e-2)
 
 
+# --------------------------------------------------------------- refusals
+
+
 def test_a_patched_model_is_not_patched_again():
     model = patched_tiny(WAVELET)
     wanted = logits(model, IDS)
@@ -398,6 +407,9 @@ def test_what_is_missing_is_named():
     assert 'pip install ".[hf]"' in run.stderr
 
 
+# --------------------------------------------------------------- a patched model is changed
+
+
 @MODELS
 @pytest.mark.parametrize("spec", [WAVELET, "none", "rope:theta=100", "sinusoidal", {"0": "none"}])
 def test_another_implementation_or_rotation(make, spec):
@@ -462,6 +474,9 @@ def test_a_default_device_of_the_caller(spec):
         assert torch.equal(model(IDS).logits, wanted(IDS).logits)
     assert [x.device.type for x in model.parameters()] == ["cpu"] * len([*wanted.parameters()])
     assert torch.equal(logits(model, IDS), logits(wanted, IDS))
+
+
+# ------------------------------------------------------------------ caches of another encoding
 
 
 def test_a_cache_of_another_patch_is_refused():

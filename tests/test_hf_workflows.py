@@ -40,6 +40,9 @@ def trained(model):
     return model
 
 
+# ------------------------------------------------------------------ Accelerate
+
+
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_device_map(where, tmp_path):
     """A parameter on the disk is there for the time of its module's forward only."""
@@ -56,6 +59,9 @@ def test_device_map(where, tmp_path):
     )
     assert loaded.model.position_encoding.scale.is_meta == (where == "disk")
     assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+# ------------------------------------------------------------------ Trainer
 
 
 def arguments(folder, **options):
@@ -151,6 +157,9 @@ def test_label_smoothing_shifts_the_labels(family, tmp_path):
     scores = logits(patched, ids)[:, :-1].log_softmax(-1)
     true = -scores.gather(2, ids[:, 1:, None]).mean().item()
     assert losses == pytest.approx([0.9 * true - 0.1 * scores.mean().item()] * 2, rel=1e-5)
+
+
+# ------------------------------------------------------------------ PEFT
 
 
 def test_prefix_tuning_counts_the_prefix():
@@ -301,6 +310,9 @@ def test_a_patched_model_in_peft_and_out_again(tmp_path):
     assert close(logits(loaded, ids), wanted, 1e-5)
     assert not close(logits(trained(patched_tiny(LEARNED)), ids), wanted, 1e-2)
     assert not hasattr(wavepe.hf.unpatch(merged).model, "position_encoding")
+
+
+# ------------------------------------------------------------------ several devices
 
 
 @pytest.mark.parametrize(
