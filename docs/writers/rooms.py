@@ -304,5 +304,5 @@ def draw(root: Path) -> None:
         )
     axes.set(xlim=(0, 1), ylim=(-0.5, max(rows) + 0.5))
     axes.axis("off")
-    figure.savefig(root / PICTURE, bbox_inches="tight")
+    figure.savefig(root / PICTURE, bbox_inches="tight", dpi=160)
     plt.close(figure)
