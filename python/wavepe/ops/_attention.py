@@ -228,6 +228,9 @@ def attention(
             arguments = arguments[:COMMON_ARGUMENTS]
         if torch.is_grad_enabled() and recorded(q, k, v, p, q_rel, bias, sinks):
             out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
+        elif q.is_cpu:
+            with below_autograd():
+                out, lse = _FORWARD(*arguments)
         else:
             out, lse = _run("forward", _FORWARD, arguments)
     return (out, lse) if return_lse else out
