@@ -159,18 +159,19 @@ class LiveCheck:
         """Raise ValueError if the configuration has changed, and the model has not."""
         if compiling:
             check_config(config, self.spec)  # a compiler guards these two
-            self._check()
-        elif self._differs(vars(config)):
+        self._check_changes()
+
+    @torch.compiler.assume_constant_result
+    def _check_changes(self) -> None:
+        config = self.base.config
+        try:
+            changed = vars(config) != self._seen
+        except (RuntimeError, ValueError):  # another tensor or array, which has no truth value
+            changed = True
+        if changed:
             self._check()
             self._seen = _copied(vars(config))
 
-    def _differs(self, values: dict[str, Any]) -> bool:
-        try:
-            return values != self._seen
-        except (RuntimeError, ValueError):  # another tensor or array, which has no truth value
-            return True
-
-    @torch.compiler.assume_constant_result
     def _check(self, loaded: Any = None) -> None:
         """Compare all; `loaded` is the configuration that a file would give."""
         config = self.base.config
