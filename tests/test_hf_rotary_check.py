@@ -135,6 +135,8 @@ def test_a_patched_model_whose_configuration_changes(spec, tmp_path):
     with_changed_base(model)
     for each in (model, copy.deepcopy(model), pickled(model)):
         refused_by_pass_and_file(each, tmp_path, CHANGED_ROPE)
+    with pytest.raises(ValueError, match=CHANGED_ROPE):
+        copy.deepcopy(model).config.save_pretrained(tmp_path)  # no model is asked
     write_bases(model.config, bases(old))
     assert torch.equal(logits(model, IDS), before)
     other = wavepe.hf.patch(tiny(), "rope:theta=30")
