@@ -69,6 +69,8 @@ SPECS = """
     shaw:clip=4 transformer_xl transformer_xl:biases=false alibi none
     t5 t5:buckets=6,max_distance=9 kerple kerple:kind=power sandwich sandwich:dim=16
     sinusoidal sinusoidal:theta=length sinusoidal:reversed=true binary integer normalised
+    relative pope fox xpos rope:self_extend=4 temperature+rope window:size=6+rope rope+alibi
+    wavelet:scales=4,biases=true,projection=true+kerple wavelet:scales=4,rank=2,from_input=true
 """.replace("ORIGINAL", "original_max_position_embeddings=16").split()
 DTYPES = (*3 * [torch.float32], torch.float64, torch.bfloat16, torch.float16)
 HEAD_SIZES = (8, 24, 32, 33, 64, 64, 80, 128)
