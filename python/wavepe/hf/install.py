@@ -166,7 +166,7 @@ def replace_configs(model: nn.Module, new: dict[int, Any]) -> None:
 
 
 def check_owner(owner: PreTrainedModel) -> None:
-    """Raise ValueError if a model would be saved without the encoding of a model in it."""
+    """Link configurations to their patched models; ValueError if a file would lose an encoding."""
     configs = [owner.config]
     for config in configs:  # the list grows by those that are loaded by their model_type
         keys = [key for key, cls in config.sub_configs.items() if cls is AutoConfig]
