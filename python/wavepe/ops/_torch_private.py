@@ -106,7 +106,7 @@ def holds(*conditions: Any) -> bool:
 
     Where only values of a program tell, the program asserts it, and the answer is True.
     """
-    if not torch.compiler.is_compiling() and conditions[0] is True:
+    if conditions and conditions[0] is True and not torch.compiler.is_compiling():
         return True  # in an eager call, at once
     if is_known(*conditions):
         return True
