@@ -524,11 +524,15 @@ def of_values(call, axes):
     """A module of a count and tensors, whose `axes` (tensor, axis) get that size by its value."""
 
     class OfValues(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.call = call  # registered, if it is a module: strict export wants its parameters
+
         def forward(self, count, *inputs):
             inputs, size = list(inputs), count.item()
             for tensor, axis in axes:
                 inputs[tensor] = inputs[tensor].index_select(axis, torch.arange(size))
-            return call(size, *inputs)
+            return self.call(size, *inputs)
 
     return OfValues()
 

@@ -155,11 +155,12 @@ OF_VALUES = [
 )
 def test_sizes_that_only_values_tell(spec, axes, mask, mode):
     """Each size of every encoding, and what hides keys."""
-    attention = Attention(spec, 8, 4, 2, dim=16, trained_length=16).eval()
 
-    def call(size, q, k, x):
-        return attention(q, k, k, x=x, **MASKS[mask](size, k))
+    class Masked(Attention):
+        def forward(self, size, q, k, x):
+            return super().forward(q, k, k, x=x, **MASKS[mask](size, k))
 
+    call = Masked(spec, 8, 4, 2, dim=16, trained_length=16).eval()
     inputs = torch.randn(4, 4, 9, 8), torch.randn(4, 2, 9, 8), torch.randn(4, 9, 16)
     counts = {HEADS: (4,), KV: (2,)}.get(axes, (3, 1, 2))
     module = of_values(call, axes)
