@@ -36,7 +36,8 @@ def test_other_files_come_along(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     weights = [name for name in names(source) if name.startswith("model")]
     stale = ["pytorch_model.bin", "optimizer.pt", "original/consolidated.00.pth", "model.gguf"]
-    passed_over = [".git/config", "checkpoint-5/config.json", "checkpoint-5/tokenizer.json"]
+    checkpoint = ["checkpoint-5/config.json", "checkpoint-5/tokenizer.json"]
+    passed_over = [".env", ".git/config", "original/.netrc", *checkpoint]
     for name in stale + passed_over:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text("x")

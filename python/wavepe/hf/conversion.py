@@ -301,7 +301,7 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
 
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the names of the other files, those to be copied and those to be left out, without
-    those in hidden folders and in folders that are checkpoints themselves."""
+    those that are hidden or in folders that are hidden or checkpoints themselves."""
     rewritten = {CONFIG_NAME, f"{MODULE}.py", *weights, *(single + INDEX for single in WEIGHTS)}
     copied: set[str] = set()
     left_out: set[str] = set()
@@ -312,7 +312,8 @@ def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[
             for name in folders
             if not name.startswith(".") and not Path(folder, name, CONFIG_NAME).exists()
         ]
-        for path in (Path(folder, name) for name in names):
+        shown = (name for name in names if name == ".gitattributes" or not name.startswith("."))
+        for path in (Path(folder, name) for name in shown):
             name = str(path.relative_to(source))
             stale = name.endswith(OTHER_WEIGHTS) or not path.is_file()
             (left_out if stale or leads_out(source, name) else copied).add(name)
