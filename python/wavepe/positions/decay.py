@@ -26,7 +26,8 @@ def _split(x: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
 
 def _of_key_heads(columns: Tensor, k: Tensor) -> Tensor:
     """Return columns (B, H, n, c) as (B, Hk, n, H / Hk * c), those of each group of query heads."""
-    return columns.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(3)
+    group = columns.shape[1] // k.shape[1]
+    return columns.unflatten(1, (k.shape[1], group)).transpose(2, 3).flatten(3)
 
 
 def as_columns(decay: Tensor, k: Tensor) -> Tensor:
