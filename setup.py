@@ -10,6 +10,7 @@ WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
 """
 
 import atexit
+import copy
 import fcntl
 import os
 import platform
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -265,6 +267,12 @@ def take_turn(folder):
     atexit.register(mark.truncate, 0)  # not if the process is killed
 
 
+def each(call, items):
+    """Return the results of a call with each item, several at once: compilers are processes."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(call, items))
+
+
 class Build(build):
     def run(self):
         take_turn(Path(self.build_temp))  # also before files are copied and removed
@@ -284,11 +292,15 @@ class BuildKernels(build_clib):
         clean_commands(self.compiler)
         take_turn(Path(top))
         stamp = write_stamp(Path(top, "tools"), TOOLS)
-        for name, info in libraries:
+
+        def build(library):
+            name, info = library
             info["obj_deps"][""].append(str(stamp))
-            self.build_temp = str(Path(top) / name)
-            super().build_libraries([(name, info)])
-        self.build_temp = top
+            one = copy.copy(self)
+            one.build_temp = str(Path(top) / name)
+            super(BuildKernels, one).build_libraries([library])
+
+        each(build, libraries)
 
 
 # What `wavepe bench` runs, beside bench_<op>.py, of the repository's folder benchmarks.
@@ -361,6 +373,12 @@ class BuildExtensions(build_ext):
         words = [w for w in self.compiler.compiler_so if re.fullmatch(r"-[fms][\w=,.+-]*", w)]
         flags = " ".join([*words, *C_FLAGS])
         self.extensions[0].define_macros.append(("WPE_FLAGS", f'"{flags}"'))
+        compile = self.compiler.compile
+
+        def compile_apart(sources, **options):
+            return each(lambda source: compile([source], **options)[0], sources)
+
+        self.compiler.compile = compile_apart
         super().build_extensions()
 
     def compile_cuda(self, nvcc, archs, stamp):
