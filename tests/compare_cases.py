@@ -130,65 +130,46 @@ sys.exit(main(sys.argv[2:]))
 # The command with workers that are forks of it, in place of new processes, which import torch for
 # seconds. It prints their numbers. When a file is there, it sends a signal to itself ("command") or
 # to its first worker ("worker"); or to itself when it has stopped its workers ("alone").
-FORKING = """
-import os, signal, sys
+FORKING = r"""
+import multiprocessing, os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
 from wavepe.common.files import TERMINATION_SIGNALS
-from wavepe.experiments import jobs
+from wavepe.experiments import executors
 
 pattern, number, whom, *words = sys.argv[1:]
 out = Path(words[words.index("--out") + 1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+workers = []
 
 
-class Fork:
-    pids = []
-
-    def __init__(self, command, stdin, pass_fds, start_new_session):
-        read, write = os.pipe()
-        self.pid, self.code = os.fork(), None
-        if not self.pid:
-            status = 1
-            try:
-                os.setsid()
-                for each in TERMINATION_SIGNALS:  # a new process has no handlers
-                    signal.signal(each, signal.SIG_DFL)
-                os.dup2(read, 0)
-                for handle in map(int, os.listdir("/proc/self/fd")):
-                    if handle > 2 and handle not in pass_fds:
-                        try:
-                            os.close(handle)
-                        except OSError:
-                            pass  # of listdir
-                status = jobs.work(int(command[3]))
-            finally:
-                os._exit(status)
-        os.close(read)
-        self.stdin = os.fdopen(write, "wb")
-        self.pids.append(self.pid)
-        print(self.pid, flush=True)
-
-    def wait(self):
-        if self.code is None:
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.code
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+def begin(lock):
+    # A new process has no handlers, and no file of the folder but the lock.
+    for each in TERMINATION_SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    names = {int(name): f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
+    for handle in [x for x, name in names.items() if os.path.realpath(name) == str(out.resolve())]:
+        if handle != lock.fileno():
+            os.close(handle)
+    started(lock)
+    lock.close()
 
 
-def listening(self):
-    done = listen(self)
+def reading(stream):
+    if not workers:
+        workers.extend(sorted(worker.pid for worker in multiprocessing.active_children()))
+        print(*workers, sep="\n", flush=True)
+    yield from events(stream)
     if pattern and list(out.glob(pattern)):
-        for pid in Fork.pids * (whom == "alone"):
+        globals()["pattern"] = ""
+        for pid in workers * (whom == "alone"):
             os.kill(pid, signal.SIGSTOP)
-        os.kill(Fork.pids[0] if whom == "worker" else os.getpid(), int(number))
-    return done
+        os.kill(workers[0] if whom == "worker" else os.getpid(), int(number))
 
 
-listen, jobs.Worker.listen = jobs.Worker.listen, listening
-jobs.subprocess.Popen = Fork
+started, executors._begin = executors._begin, begin
+events, executors._events = executors._events, reading
+executors.get_context = lambda _: multiprocessing.get_context("fork")
 sys.exit(main(words))
 """
 

@@ -50,7 +50,7 @@ _EXAMPLES = {
 }
 # Command -> advice if the memory is not enough; others advise to lower --length or --lengths.
 _MEMORY_ADVICE = {
-    "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
+    "compare": "lower --jobs, --batch, --train-length, --lengths, --layers, --heads or --head-dim",
     "adapt": "lower --length or --batch, or give --gradient-checkpointing or --lora",
     "convert": "free memory",
     "bench": "take --quick, or free memory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,8 +102,8 @@ def compare(
     lr: float | None = None, train_length: int | None = None, steps: int | None = None,
     seeds: int | None = None, eval_bytes: int | None = None, keep: int | None = None,
     bands: bool | None = None, out: str | Path | None = None, jobs: int = 1,
-    device: str = "cpu", threads: int | None = None, save_every: int | None = None,
-    progress: bool = True,
+    executor: Executor | None = None, device: str = "cpu", threads: int | None = None,
+    save_every: int | None = None, progress: bool = True,
 ) -> Results:  # fmt: skip
     """Train one small Llama of bytes for each position encoding, and evaluate it on longer text.
 
@@ -169,6 +170,10 @@ def compare(
         settings.
     jobs : int
         Number of trainings at the same time, each in its own process. The default is 1.
+    executor : concurrent.futures.Executor
+        In place of `jobs`, what runs the trainings, such as a process pool of yours,
+        ``dask.distributed.Client.get_executor()`` or one of MPI. Its processes must see `out` and
+        `imports` at the same paths, and run one training at a time, in no thread beside another.
     device : {"cpu", "cuda", "auto"}
         Device that trains and evaluates. cuda multiplies matrices in bfloat16; auto is cuda if
         there is a GPU. The default is cpu.
@@ -202,6 +207,8 @@ def compare(
     if threads is not None:
         thread_count(threads)
     integer("jobs", jobs, 1)
+    if executor is not None and (jobs != 1 or isinstance(executor, ThreadPoolExecutor)):
+        raise UsageError("`executor`: needs processes, and `jobs` to be left out")
     integer("save_every", 1 if save_every is None else save_every, 1)
     longest = max(max(part.lengths) for part in parts.values())
     train_length = max(max(part.train_length, part.finetune) for part in parts.values())
@@ -211,7 +218,8 @@ def compare(
     require("wavepe compare", **PARTS, matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after the trainings
     try:
-        return _run(parts, text, out, jobs, imports, device, threads, save_every, progress)
+        run = jobs, executor, imports, device, threads, save_every, progress
+        return _run(parts, text, out, *run)
     except OSError as error:
         if error.errno in DISK_ERRORS and error.filename is not None:
             raise CommandError(
@@ -221,7 +229,9 @@ def compare(
 
 
 # The arguments of `compare` that are not settings of their own.
-_RUNNING = ("data", "imports", "out", "jobs", "device", "threads", "save_every", "progress")
+_RUNNING = (
+    "data", "imports", "out", "jobs", "executor", "device", "threads", "save_every", "progress",
+)  # fmt: skip
 
 
 def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
@@ -238,13 +248,13 @@ def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
 
 def _run(
     parts: dict[str, Settings], text: Text, out: str | Path | None, jobs: int,
-    imports: Sequence[str], device: str, threads: int | None, save_every: int | None,
-    progress: bool,
+    executor: Executor | None, imports: Sequence[str], device: str, threads: int | None,
+    save_every: int | None, progress: bool,
 ) -> Results:  # fmt: skip
     """Run each comparison in its folder, and report them together."""
     from ..training import device as devices
     from .comparison import Comparison, Work, check_rows
-    from .jobs import run_jobs
+    from .executors import run_all
     from .progress import Report
 
     place = devices.device_named(device)
@@ -271,7 +281,7 @@ def _run(
             with Report(comparison.steps, quiet=not progress, part=name) as report:
                 for hint in hints(part):
                     report.say(f"hint: {hint}")
-                run_jobs(comparison, jobs, imports, report)
+                run_all(comparison, jobs, executor, imports, report)
             contents[name] = read_json(folders[name].results)
         results = Results(folder, contents, parts)
         shown = list(results.sections())
