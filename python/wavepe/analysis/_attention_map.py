@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..common import checks
 from ..common.errors import require
-from ._models import check_tokens, evaluating, last_logits, replaced_globals
+from ._models import check_tokens, evaluating, outputs
 
 if TYPE_CHECKING:
     import torch
-
-# A layer of transformers finds its attention function by these globals of its forward.
-_INTERFACE, _EAGER = "ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"
 
 
 def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     """Return the attention weights of every layer and head of a model.
 
-    They are the weights of the model's own attention function, whichever it is (eager, sdpa,
-    wavepe), which gets the columns of the identity matrix beside the values. So the weights contain
-    windows, soft caps and the position encoding, as the model applies them. ValueError if the model
-    gives no attention weights or is not causal, or if its layers differ in their number of heads.
+    They are those that the model reports: a stock model computes them by eager attention for this
+    call, and a patched one by its own. So the weights contain windows, soft caps and the position
+    encoding, as the model applies them. ValueError if the model gives no attention weights or is
+    not causal, or if its layers differ in their number of heads.
 
     Parameters
     ----------
@@ -35,8 +34,7 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     -------
     ndarray, float32 (layers, heads, n, n)
         Weights after the softmax, [query, key]; float64 for a model in float64. Each row sums to 1,
-        and is 0 above the diagonal. In a family with attention sinks (GPT-OSS), the sink gets the
-        rest of a row.
+        and is 0 above the diagonal. In GPT-OSS, attention sinks get the rest of a row.
 
     Examples
     --------
@@ -53,13 +51,18 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
     """
     require("wavepe.analysis.attention_map", torch="torch", transformers="hf")
     tokens = check_tokens(model, tokens, 1, "one")
-    maps: list[np.ndarray] = []
-    recorder = _Recorder(maps)
-    with evaluating(model), replaced_globals(model, recorder.choose):
-        if recorder.layers:
-            last_logits(model, tokens[None], 1)
-    if not maps:  # a family that does not use transformers' attention interface
-        maps = _reported_weights(model, tokens)
+    with evaluating(model), _eager(model):
+        try:
+            reported = outputs(model, tokens[None], 1, output_attentions=True).attentions
+        except (TypeError, AttributeError):
+            reported = None
+    if not reported or any(weights is None for weights in reported):
+        raise ValueError(
+            f"this {type(model).__name__} gives no attention weights: needs a causal model of "
+            "transformers"
+        )
+    narrow = reported[0].dtype.itemsize < 4
+    maps = [(weights[0].float() if narrow else weights[0]).cpu().numpy() for weights in reported]
     if len({weights.shape for weights in maps}) > 1:
         raise ValueError(
             f"the layers of this {type(model).__name__} have different numbers of heads, "
@@ -98,73 +101,19 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
     return window
 
 
-class _Recorder:
-    """Replaces the attention functions of layers by ones that record their weights in `maps`."""
+@contextmanager
+def _eager(model: torch.nn.Module) -> Iterator[None]:
+    """Let a stock model return its weights; a patched one does so with its own attention."""
+    from ..hf import encoding_of
 
-    def __init__(self, maps: list[np.ndarray]) -> None:
-        self.maps, self.layers = maps, 0
-
-    def choose(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
-        """Return new values for the globals of a layer's forward."""
-        if _INTERFACE not in forward.__code__.co_names:
-            return {}
-        self.layers += 1
-        names = forward.__globals__
-        new = {_INTERFACE: _Interface(names[_INTERFACE], self.recording)}
-        if _EAGER in names:
-            new[_EAGER] = self.recording(names[_EAGER])
-        return new
-
-    def recording(self, function: Any) -> Any:
-        """Return the attention function with one addition: it records its weights."""
-        import torch
-
-        if getattr(function, "_records_weights", False):
-            return function
-
-        def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            n = key.shape[2]
-            columns = torch.eye(n, dtype=value.dtype, device=value.device)
-            value = torch.cat([columns.expand(*value.shape[:2], n, n), value], dim=-1)
-            out, weights = function(module, query, key, value, *args, **kwargs)
-            self.maps.append(_to_numpy(out[0, :, :, :n].transpose(0, 1)))
-            return out[..., n:], weights
-
-        attend._records_weights = True  # type: ignore[attr-defined]
-        return attend
-
-
-class _Interface:
-    """Replaces transformers' table of attention functions in one layer."""
-
-    def __init__(self, stock: Any, recording: Any) -> None:
-        self._stock, self._recording = stock, recording
-
-    def __getitem__(self, name: str) -> Any:
-        return self._recording(self._stock[name])
-
-    def get_interface(self, *args: Any) -> Any:
-        return self._recording(self._stock.get_interface(*args))
-
-
-def _reported_weights(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.ndarray]:
-    """Return the weights that the model itself returns with `output_attentions`."""
-    with evaluating(model):
-        try:
-            reported = model(
-                input_ids=tokens[None], use_cache=False, output_attentions=True
-            ).attentions
-        except (TypeError, AttributeError, ValueError):
-            reported = None
-    if not reported or any(weights is None for weights in reported):
-        raise ValueError(
-            f"this {type(model).__name__} gives no attention weights: needs a causal model of "
-            "transformers, or one loaded with attn_implementation='eager'"
-        )
-    return [_to_numpy(weights[0]) for weights in reported]
-
-
-def _to_numpy(weights: torch.Tensor) -> np.ndarray:
-    import torch
-
-    return (weights if weights.dtype == torch.float64 else weights.float()).cpu().numpy()
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = []
+    if encoding_of(model) is None:
+        before = [(x, getattr(x, "_attn_implementation", None)) for x in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = "eager"
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation

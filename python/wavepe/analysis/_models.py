@@ -85,9 +85,14 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the logits of the last `count` tokens, (B, count, vocabulary).
+    """Return the logits of the last `count` tokens, (B, count, vocabulary)."""
+    return outputs(model, ids, count).logits[:, -count:]
 
-    A model that can leaves the others out, which may not fit into memory.
+
+def outputs(model: torch.nn.Module, ids: torch.Tensor, count: int, **options: Any) -> Any:
+    """Return what the model returns, with the logits of the last `count` tokens.
+
+    A model that cannot leave the others out, which may not fit into memory, gives all.
     """
     import torch
 
@@ -102,7 +107,7 @@ def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.
         selection["logits_to_keep"] = (
             torch.arange(-count, 0, device=ids.device) if by_index else count
         )
-    return model(input_ids=ids, use_cache=False, **selection).logits[:, -count:]
+    return model(input_ids=ids, use_cache=False, **selection, **options)
 
 
 @contextmanager
