@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -106,7 +106,8 @@ def _eager(model: torch.nn.Module) -> Iterator[None]:
     """Let a stock model return its weights; a patched one does so with its own attention."""
     from ..hf import encoding_of
 
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "config")]
+    configs = {id(module.config): module.config for module in modules}
     before = []
     if encoding_of(model) is None:
         before = [(x, getattr(x, "_attn_implementation", None)) for x in configs.values()]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..common import checks
 from ..common.errors import require
-from ._models import check_tokens, evaluating, last_logits, replaced_globals
+from ._models import check_tokens, evaluating, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +27,7 @@ _ROTATES = re.compile(r"apply_(?!.*vision).*(rotary|rope)")
 _KEY_FIRST = ("gptj", "codegen")
 # Neither 0 nor 1, so that a rotated dim depends on both dims of its pair.
 _COS, _SIN = 0.6, 0.8
+_one_at_a_time = threading.Lock()
 
 
 def measured_band(
@@ -76,9 +81,9 @@ def measured_band(
     checks.choice("of", of, ("key", "query"))
     tokens = check_tokens(model, tokens, 1, "one")
     rotations = _Rotations(model, of, len(tokens))
-    with evaluating(model), replaced_globals(model, rotations.watch):
+    with evaluating(model), rotations.watching(model):
         if rotations.layers:
-            last_logits(model, tokens[None], 1)
+            outputs(model, tokens[None], 1)
     return rotations.result()
 
 
@@ -94,26 +99,42 @@ class _Rotations:
         self.call = 0 if (of == "key") == (kind in _KEY_FIRST) else 1
         self.unrotated = _unrotated(model)
         self.layers: list[torch.nn.Module] = []
+        self.running: Any = (None, None)  # the layer, and its thread
         self.calls: Counter[torch.nn.Module] = Counter()
         self.bands: dict[torch.nn.Module, np.ndarray] = {}
         self.total, self.heads = np.zeros((length, 0)), np.zeros(0)
 
-    def watch(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
-        """Return measuring functions for the globals of a layer's forward that rotate."""
-        names = [name for name in forward.__code__.co_names if _ROTATES.match(name)]
-        functions = {name: forward.__globals__.get(name) for name in names}
-        measuring = {
-            name: self._measuring(module, function)
-            for name, function in functions.items()
-            if callable(function)
-        }
-        if measuring:
-            self.layers.append(module)
-        return measuring
+    @contextmanager
+    def watching(self, model: torch.nn.Module) -> Iterator[None]:
+        """Replace the functions that rotate in the forward of layers: they measure these layers."""
+        import torch
 
-    def _measuring(self, module: torch.nn.Module, function: Any) -> Any:
+        with _one_at_a_time, ExitStack() as restore:
+            if "torch._dynamo" in sys.modules:
+                restore.enter_context(torch.compiler.set_stance("force_eager"))
+            for module in model.modules():
+                forward: Any = inspect.unwrap(type(module).forward)
+                known = getattr(forward, "__globals__", {})
+                names = filter(_ROTATES.match, forward.__code__.co_names if known else ())
+                if not (rotating := [name for name in names if callable(known.get(name))]):
+                    continue
+                self.layers.append(module)
+                restore.callback(module.register_forward_pre_hook(self._begin).remove)
+                for name in rotating:
+                    if not hasattr(known[name], "measures"):
+                        restore.callback(known.__setitem__, name, known[name])
+                        known[name] = self._measuring(known[name])
+            yield
+
+    def _begin(self, module: torch.nn.Module, args: Any) -> None:
+        self.running = module, threading.get_ident()
+
+    def _measuring(self, function: Any) -> Any:
         def measured(*args: Any, **kwargs: Any) -> Any:
             out = function(*args, **kwargs)
+            module, thread = self.running
+            if thread != threading.get_ident():  # of another model
+                return out
             bound = inspect.signature(function).bind(*args, **kwargs)
             both = isinstance(out, tuple)
             index = self.argument if both else self.call
@@ -123,6 +144,7 @@ class _Rotations:
             self.calls[module] += 1
             return out
 
+        measured.measures = True  # type: ignore[attr-defined]
         return measured
 
     def _measure(

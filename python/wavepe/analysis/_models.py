@@ -1,12 +1,10 @@
-"""Shared by the analyses that run a model: check tokens, set its mode, replace its functions."""
+"""Shared by the analyses that run a model: check tokens, set its mode, run it."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -108,52 +106,3 @@ def outputs(model: torch.nn.Module, ids: torch.Tensor, count: int, **options: An
             torch.arange(-count, 0, device=ids.device) if by_index else count
         )
     return model(input_ids=ids, use_cache=False, **selection, **options)
-
-
-@contextmanager
-def replaced_globals(
-    model: torch.nn.Module, choose: Callable[[torch.nn.Module, Any], dict[str, Any]]
-) -> Iterator[None]:
-    """Run layers with other values of their globals; the model is restored at the end.
-
-    `choose(module, forward)` returns the new values, by name, for the forward of this one module,
-    or an empty dict. Other models of the same class do not change, nor do other threads. Compiled
-    modules run without their compiled code. ValueError if a chosen module has its own forward.
-    """
-    import torch
-
-    with ExitStack() as restore:
-        if "torch._dynamo" in sys.modules:
-            restore.enter_context(torch.compiler.set_stance("force_eager"))
-        for module in model.modules():
-            forward: Any = inspect.unwrap(type(module).forward)
-            if not isinstance(forward, types.FunctionType):
-                continue
-            new = choose(module, forward)
-            if new:
-                _replace_forward(module, forward, new, restore)
-        yield
-
-
-def _replace_forward(
-    module: torch.nn.Module, forward: Any, new: dict[str, Any], restore: ExitStack
-) -> None:
-    attributes = vars(module)
-    # A hook of accelerate stores the original forward in `_old_forward`.
-    name = "_old_forward" if "_old_forward" in attributes else "forward"
-    original = attributes.get(name)
-    if original is not None and getattr(original, "__func__", None) is not type(module).forward:
-        raise ValueError(
-            f"this {type(module).__name__} has its own forward, which hides that of its class: "
-            "restore the forward of the class first"
-        )
-    function = types.FunctionType(
-        forward.__code__, {**forward.__globals__, **new}, "forward", forward.__defaults__,
-        forward.__closure__,
-    )  # fmt: skip
-    function.__kwdefaults__ = forward.__kwdefaults__
-    attributes[name] = types.MethodType(function, module)
-    if original is None:
-        restore.callback(attributes.pop, name)
-    else:
-        restore.callback(attributes.__setitem__, name, original)
