@@ -56,9 +56,9 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     )  # fmt: skip
     by_length = {length: [row[length] for row in rows.values()] for length in lengths}
     figures = {**facts, "protocol": "whole", option: values, "perplexity": by_length}
-    name = {"fraction": "fraction of the pairs that turn (p)", "theta": "theta"}[option]
+    runs = [{"encoding": f"{option} {x:g}", "perplexity": row} for x, row in rows.items()]
     return figures, partial(
-        plots.sweep_curve, values, by_length, name=name, logarithmic=option == "theta",
+        plots.perplexity_by_length, runs, train_length=loaded.trained_length or min(lengths),
         unit=loaded.unit, title=f"{loaded.name}: {option} changed without training",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Short labels for the specs of encodings, and suggestions for misspelt names."""
+"""Texts folded into lines, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -22,24 +22,6 @@ def suggestion(
     close = close or difflib.get_close_matches(text, names, n=1)
     close = close or difflib.get_close_matches(text.lower(), names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-def shortened(specs: Iterable[str], width: int) -> tuple[list[str], list[str]]:
-    """Return a label for each spec, and the notes that the labels refer to.
-
-    A label has at most three lines of `width` characters. Lines end after a mark of the spec
-    where possible. A longer label is cut and ends in the number of a note with the whole spec.
-    """
-    labels: list[str] = []
-    notes: list[str] = []
-    for spec in specs:
-        label = fold(spec, width)
-        if len(label) > 3:
-            notes.append(f"[{len(notes) + 1}] {spec}")
-            end = f"... [{len(notes)}]"
-            label = [*label[:2], label[2][: max(0, width - len(end))] + end]
-        labels.append("\n".join(label))
-    return labels, notes
 
 
 def fold(text: str, width: int) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ..common.labels import fold, shortened
+from ..common.labels import fold
 
 Row = tuple[str, Sequence[str]]
 
@@ -48,8 +48,7 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
     """Print a table on stdout: a column of labels under `heading`, then one for each of `headings`.
 
     The title, unless it is empty, stands above it. In a narrow terminal, labels are folded first;
-    then further columns go to another table below. A label of more than three lines is written
-    below the tables.
+    then further columns go to another table below.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -60,7 +59,7 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
     if title:
         print(wrapped(title))
     room, heads = columns(), list(map(str, headings))
-    labels, notes = [name for name, _ in rows], list[str]()
+    labels = [name for name, _ in rows]
     texts = [[_cell(cell) for cell in cells] for _, cells in rows]
     widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
     width = max(map(cell_len, (heading, *labels)))
@@ -68,7 +67,7 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
     beside = max(sum(GAP + width for width in widths[part]) for part in parts)
     if room is not None:
         width = min(width, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
-        labels, notes = shortened(labels, width)
+        labels = ["\n".join(fold(label, width)) for label in labels]
     console = Console(width=width + beside)
     for part in parts:
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -80,8 +79,6 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
             table.add_row(Text(label), *map(Text, cells[part], styles))
         print()
         console.print(table)
-    for note in notes:
-        print("\n" + "\n    ".join(fold(note, width + beside - 4)))
     print()
 
 

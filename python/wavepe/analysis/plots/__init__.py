@@ -11,11 +11,11 @@ be drawn, and TypeError for an argument of a wrong type.
 """
 
 from ._absolute import absolute
-from ._accuracy import accuracy_grid
 from ._bias import bias
-from ._models import attention_maps, band_heatmap, needle_grid, sweep_curve
+from ._models import attention_maps, band_heatmap
 from ._perplexity import perplexity_by_length
 from ._rotation import decay, matrices, wavelengths
+from ._shares import accuracy_grid, needle_grid
 from ._wavelets import table, transform, wavelets
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "matrices",
     "needle_grid",
     "perplexity_by_length",
-    "sweep_curve",
     "table",
     "transform",
     "wavelengths",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,7 +13,6 @@ from . import drawing
 
 _FAINTEST = 1e-4  # all weights below this have one colour
 _PANEL, _PANELS_IN_A_ROW = 3.4, 4
-_MOST_CELLS_WITH_TEXT = 200
 
 
 def band_heatmap(
@@ -39,7 +37,6 @@ def band_heatmap(
     norms = drawing.numbers("heatmap", heatmap, 2)
     lines = {"measured mean": measured, "predicted j*": predicted}
     places = {name: checks.finite(name, pair) for name, pair in lines.items() if pair is not None}
-    drawing.check_texts(title=title)
     figure = drawing.new_figure(6.4, 4.8)
     axes = figure.subplots()
     image = axes.imshow(norms, aspect="auto", interpolation="nearest", cmap="viridis")
@@ -70,20 +67,14 @@ def attention_maps(
     titles : sequence of str, optional
         Text above each panel, one for each map.
     """
-    if isinstance(maps, (str, bytes)) or not isinstance(maps, (Sequence, np.ndarray)):
-        raise TypeError(f"maps must be a list of arrays, got {type(maps).__name__}")
     panels = [drawing.numbers("maps", weights, 2) for weights in maps]
     if not panels:
         raise ValueError("maps must hold at least one map, got none")
-    names = [""] * len(panels) if titles is None else titles
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise TypeError(f"titles must be a list of strings, got {type(names).__name__}")
+    names = [""] * len(panels) if titles is None else list(titles)
     if len(names) != len(panels):
         raise ValueError(
             f"titles must hold one text for each of the {len(panels)} maps, got {len(names)}"
         )
-    for name in names:
-        drawing.check_texts(title=name)
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
     lines = 1 + max(name.count("\n") for name in names)
@@ -109,103 +100,4 @@ def attention_maps(
     figure.colorbar(
         image, ax=grid, label="attention weight", extend="min", shrink=0.9 if rows == 1 else 0.7
     )
-    drawing.save(figure, path)
-
-
-def needle_grid(
-    grid: ArrayLike,
-    path: drawing.Path,
-    *,
-    lengths: Sequence[int],
-    depths: Sequence[float],
-    title: str = "",
-) -> None:
-    """Draw how often a model found a fact, by length of the context and depth in it.
-
-    Parameters
-    ----------
-    grid : array (lengths, depths) of real numbers
-        Shares from 0 to 1, as `wavepe.analysis.needle` returns them.
-    path, title : as for all pictures (`wavepe.analysis.plots`)
-    lengths, depths : sequences of numbers
-        The length of each row of `grid`, and the depth of each column.
-    """
-    rates = drawing.numbers("grid", grid, 2)
-    columns, rows = drawing.numbers("lengths", lengths, 1), drawing.numbers("depths", depths, 1)
-    if rates.shape != (len(columns), len(rows)):
-        raise ValueError(
-            f"grid must have shape ({len(columns)}, {len(rows)}) for these lengths and depths, got "
-            f"{rates.shape}"
-        )
-    drawing.check_texts(title=title)
-    figure = drawing.new_figure(
-        max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4)
-    )
-    axes = figure.subplots()
-    image = axes.imshow(rates.T, aspect="auto", cmap="cividis", vmin=0.0, vmax=1.0)
-    axes.set_xticks(range(len(columns)), [f"{length:.15g}" for length in columns])
-    axes.set_yticks(range(len(rows)), [f"{depth:g}" for depth in rows])
-    if len(columns) > 8:
-        axes.tick_params(axis="x", rotation=90)
-    axes.set(xlabel="length of the context (tokens)", ylabel="depth of the fact")
-    if rates.size <= _MOST_CELLS_WITH_TEXT:
-        for (x, y), rate in np.ndenumerate(rates):
-            colour = "white" if rate < 0.5 else "black"
-            axes.text(x, y, f"{rate:.0%}", ha="center", va="center", color=colour, size=8)
-    figure.colorbar(image, ax=axes, label="share of facts found")
-    drawing.title(axes, title)
-    drawing.save(figure, path)
-
-
-def sweep_curve(
-    values: Sequence[float],
-    perplexity: Mapping[Any, Sequence[float]],
-    path: drawing.Path,
-    *,
-    name: str,
-    logarithmic: bool = False,
-    unit: str = "token",
-    title: str = "",
-) -> None:
-    """Draw perplexity over the values of an option, with a line for each length.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Values of the option.
-    perplexity : mapping of int to sequence of float
-        Sequence length -> one perplexity for each of `values`.
-    path, title : as for all pictures (`wavepe.analysis.plots`)
-    name : str
-        Name of the option, written below the picture.
-    logarithmic : bool
-        Whether the axis of the values is logarithmic.
-    unit : str
-        Unit of the perplexity: "token" or "byte".
-    """
-    places = drawing.numbers("values", values, 1)
-    if not isinstance(perplexity, Mapping):
-        raise TypeError(f"perplexity must be a mapping, got {type(perplexity).__name__}")
-    lines = {length: drawing.numbers("perplexity", line, 1) for length, line in perplexity.items()}
-    for length, line in lines.items():
-        if len(line) != len(places):
-            raise ValueError(
-                f"perplexity[{length}] must hold one number for each of the {len(places)} values, "
-                f"got {len(line)}"
-            )
-    drawing.check_texts(name=name, unit=unit, title=title)
-    figure = drawing.new_figure(6.8, 4.2)
-    axes = figure.subplots()
-    order = np.argsort(places)
-    for number, (length, line) in enumerate(lines.items()):
-        axes.plot(
-            places[order], line[order], color=drawing.COLOURS[number % 8], label=str(length),
-            marker=drawing.MARKERS[number % 8], linestyle=drawing.LINES[number // 8 % 4],
-        )  # fmt: skip
-    if logarithmic:
-        axes.set_xscale("log")
-    drawing.plain_ticks(axes)
-    axes.set(xlabel=name, ylabel=f"perplexity per {unit}")
-    figure.legend(loc="outside right upper", frameon=False, title="length")
-    drawing.title(axes, title)
     drawing.save(figure, path)

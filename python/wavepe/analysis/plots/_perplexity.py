@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...common import checks
-from ...common.labels import fold, shortened
-from .drawing import (
-    WIDTH,
-    Path,
-    check_texts,
-    line_looks,
-    new_figure,
-    plain_ticks,
-    save,
-    show_plainly,
-)
+from .drawing import WIDTH, Path, folded, line_looks, new_figure, plain_ticks, save, show_plainly
+from .drawing import title as draw_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +20,7 @@ if TYPE_CHECKING:
 
 # Height of the picture without its legend, and of a line of text, in inches.
 _HEIGHT, _LINE = 4.2, 0.18
-# Characters that fit into a column of the legend, and of small text below the picture.
-_LEGEND_WIDTH, _NOTE_WIDTH = 34, 100
+_LEGEND_WIDTH = 34  # characters that fit into a column of the legend
 
 
 def perplexity_by_length(
@@ -43,9 +33,8 @@ def perplexity_by_length(
 ) -> None:
     """Draw perplexity over sequence length, with one line for each encoding.
 
-    With several seeds, the line is their mean, with a band from the lowest to the highest. A spec
-    that takes more than three lines in the legend is written below the picture. The picture grows
-    with the legend and with this text.
+    With several seeds, the line is their mean, with a band from the lowest to the highest. The
+    picture grows with the legend, which shows three lines of a spec at most.
 
     Parameters
     ----------
@@ -70,22 +59,12 @@ def perplexity_by_length(
     if not runs:
         raise ValueError("runs must hold at least one run, got none")
     train_length = checks.integer("train_length", train_length, 1)
-    check_texts(title=title, unit=unit)
-
     rows = _by_encoding(runs)
-    labels, notes = shortened(rows, _LEGEND_WIDTH)
-    below = "\n".join("\n     ".join(fold(note, _NOTE_WIDTH)) for note in notes)
+    labels = [folded(name, _LEGEND_WIDTH) for name in rows]
     tallest = sorted((1.3 + label.count("\n") for label in labels), reverse=True)
     in_legend = sum(tallest[: (len(labels) + 1) // 2])  # the taller one of two columns at most
-    in_notes = len(below.splitlines())
-    figure = new_figure(WIDTH, _HEIGHT + _LINE * (in_legend + in_notes))
-    # The notes have a part of their own, as a legend would lie on them.
-    upper: Any = figure
-    lower: Any = None
-    if below:
-        heights = (_HEIGHT + _LINE * in_legend, _LINE * in_notes)
-        upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
-    axes = upper.subplots()
+    figure = new_figure(WIDTH, _HEIGHT + _LINE * in_legend)
+    axes = figure.subplots()
     lines = [
         _draw_line(axes, look, label, by_length)
         for label, look, by_length in zip(
@@ -96,14 +75,11 @@ def perplexity_by_length(
     _mark_length(axes, train_length, last=train_length >= lengths[-1])
     _scale_axes(axes, lengths)
     axes.set(xlabel=f"sequence length at evaluation ({unit}s)", ylabel=f"perplexity per {unit}")
-    if title:
-        axes.set_title("\n".join(fold(title, 64)), fontsize="medium", loc="left")
+    draw_title(axes, title)
     # The legend has the order of the ends of the lines.
     lines.sort(key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
-    legend = upper.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
+    legend = figure.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
     show_plainly(legend)
-    if lower:
-        lower.text(0.01, 0.5, below, va="center", fontsize="x-small", parse_math=False)
     save(figure, path)
 
 

@@ -142,6 +142,7 @@ def folded(spec: str, width: int) -> str:
 
 def title(axes: Axes, text: str) -> None:
     """Put a spec or a few words above a panel; a $ does not begin a formula."""
+    text = "\n".join(line for part in text.splitlines() for line in fold(part, 64))
     axes.set_title(text, fontsize="medium", loc="left", parse_math=False)
 
 
@@ -217,10 +218,3 @@ def numbers(name: str, value: ArrayLike, dims: int) -> np.ndarray:
         needed = "one dimension, not 0" if dims == 1 else "two dimensions, none of them 0"
         raise ValueError(f"{name} must have {needed}, got shape {array.shape}")
     return array.astype(np.float64)
-
-
-def check_texts(**texts: Any) -> None:
-    """Raise TypeError unless each argument is a string."""
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"{name} must be a string, got {text!r}")
