@@ -93,7 +93,7 @@ def _draw_table(
     cells = [[[checks.zero_to_one(what, x) for x in cell] for cell in row] for _, row in rows]
     if any(len(row) != len(columns) or not all(row) for row in cells):
         raise ValueError(f"each row must hold shares for each of the {len(columns)} lengths")
-    figure = drawing.new_figure(3.4 + 0.64 * len(columns), 1.4 + 0.5 * len(cells))
+    figure = drawing.new_figure(max(5.6, 3.4 + 0.64 * len(columns)), 2.0 + 0.5 * len(cells))
     axes = figure.subplots()
     means = [[statistics.fmean(cell) for cell in row] for row in cells]
     image = axes.imshow(means, cmap="cividis", vmin=0, vmax=1, aspect="auto")
