@@ -227,18 +227,6 @@ def test_rows_of_another_device_are_told(tmp_path, capsys, monkeypatch):
     assert results(tmp_path)["environment"]["devices"] == sorted(["cpu", LIKE_CUDA.label])
 
 
-def test_a_folder_from_before_there_were_devices(tmp_path, monkeypatch):
-    """Its states and results do not name a device, so it was the CPU."""
-    interrupt(monkeypatch, loop.State, "save")
-    assert compare(tmp_path, **ONE) == 130
-    path = tmp_path / "training" / "none-seed0.pt"
-    state = torch.load(path, weights_only=True)
-    assert state.pop("devices") == ["cpu"]
-    torch.save(state, path)
-    assert compare(tmp_path, **ONE) == 0
-    assert results(tmp_path)["environment"]["devices"] == ["cpu"]
-
-
 def test_the_default_folder_is_named_after_the_device(tmp_path, monkeypatch):
     """Else `--device cuda` would find what the CPU has trained."""
     monkeypatch.chdir(tmp_path)
@@ -259,5 +247,5 @@ def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(loop, "_train_step", full)
     message = refused(capsys, tmp_path, "--quiet", code=1)
-    assert "out of memory on the GPU (asked for 20.50 GiB); lower --batch, " in message
+    assert "out of memory on the GPU (asked for 20.50 GiB); lower --jobs, " in message
     assert "--lengths" in message

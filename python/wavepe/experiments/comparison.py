@@ -120,7 +120,7 @@ class Work:
 
     def _elsewhere(self, facts: dict[str, Any]) -> str:
         """Return a remark if the model was trained on another device; else an empty text."""
-        devices, label = facts.get("devices", ["cpu"]), self.device.label
+        devices, label = facts["devices"], self.device.label
         remark = f", on {' and '.join(devices)}: figures may differ from those of {label}"
         return remark * (devices != [label])
 
@@ -163,8 +163,7 @@ class Comparison:
             about = stored["environment"]
             same = about.get("run", folder.run) == folder.run
             variants |= set(about.get("variants", ()))
-            # Old results do not name their device: it was the CPU.
-            devices |= set(about.get("devices", ["cpu"] if done else []))
+            devices |= set(about["devices"])
             if not (same and all(isinstance(value, float) for value in figures)):
                 raise TypeError
         except (KeyError, TypeError, AttributeError):

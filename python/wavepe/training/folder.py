@@ -36,7 +36,6 @@ from ..common.files import (
 
 RESULTS = "results.json"
 _SETTINGS = "settings.json"
-_OLD_LOCK = ".lock"  # a file in the folders of earlier versions
 _LONGEST = 80  # the most characters of a spec in a name; file systems allow 255 bytes
 
 
@@ -156,8 +155,8 @@ class ComparisonFolder:
                     f"`out` {self.path}: its {_SETTINGS} is not of a comparison: give another `out`"
                 )
         elif self.path.is_dir():
-            begun = (_OLD_LOCK, part_of(self._settings).name)  # a run killed at once leaves these
-            others = sorted(p.name for p in self.path.iterdir() if p.name not in begun)
+            begun = part_of(self._settings).name  # of a run that was killed at once
+            others = sorted(p.name for p in self.path.iterdir() if p.name != begun)
             if others:
                 raise UsageError(
                     f"`out` {self.path} holds no comparison but other files "

@@ -69,7 +69,6 @@ class State:
             raise ValueError("it belongs to another comparison")
         for name in _WITH_STATE:
             getattr(self, name).load_state_dict(content[name])
-        content.setdefault("devices", [CPU.label])  # old states do not have this key
         for name in _PLAIN:
             setattr(self, name, content[name])
 

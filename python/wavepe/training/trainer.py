@@ -188,9 +188,7 @@ class Run:
         if results is None:
             self._write()
         elif is_first:
-            # Earlier versions knew a model by its name alone.
-            ignored = "model" if "weights" in results["settings"] else "weights"
-            before, now = ({**x, ignored: None} for x in (results["settings"], settings))
+            before, now = ({**x, "model": None} for x in (results["settings"], settings))
             advice = ", or give its model to adapt, which trains it on" * self.finished
             refuse_changes(folder, "an adaptation", before, now, advice)
 

@@ -67,17 +67,21 @@ def attention_maps(
     titles : sequence of str, optional
         Text above each panel, one for each map.
     """
+    if isinstance(maps, (str, bytes)) or not isinstance(maps, (Sequence, np.ndarray)):
+        raise TypeError(f"maps must be a list of arrays, got {type(maps).__name__}")
     panels = [drawing.numbers("maps", weights, 2) for weights in maps]
     if not panels:
         raise ValueError("maps must hold at least one map, got none")
-    names = [""] * len(panels) if titles is None else list(titles)
+    names = [""] * len(panels) if titles is None else titles
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"titles must be a list of strings, got {type(names).__name__}")
     if len(names) != len(panels):
         raise ValueError(
             f"titles must hold one text for each of the {len(panels)} maps, got {len(names)}"
         )
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
-    lines = 1 + max(name.count("\n") for name in names)
+    lines = 1 + max(drawing.folded_title(name).count("\n") for name in names)
     height = rows * (_PANEL + 0.2 * lines) + 0.3
     figure = drawing.new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
     from matplotlib.colors import LogNorm

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ...common import checks
-from ...common.labels import fold
 from . import drawing
 
 _LABEL_WIDTH = 24
@@ -113,6 +112,6 @@ def _draw_table(
     )
     axes.set(xlabel=xlabel, ylabel=ylabel)
     figure.colorbar(image, ax=axes, label=what, format="{x:.0%}", pad=0.02)
-    lines = "\n".join(fold(title, 64))
+    lines = drawing.folded_title(title)
     figure.suptitle(lines, fontsize="medium", x=0.01, ha="left", parse_math=False)
     drawing.save(figure, path)

@@ -142,8 +142,14 @@ def folded(spec: str, width: int) -> str:
 
 def title(axes: Axes, text: str) -> None:
     """Put a spec or a few words above a panel; a $ does not begin a formula."""
-    text = "\n".join(line for part in text.splitlines() for line in fold(part, 64))
-    axes.set_title(text, fontsize="medium", loc="left", parse_math=False)
+    axes.set_title(folded_title(text), fontsize="medium", loc="left", parse_math=False)
+
+
+def folded_title(text: str) -> str:
+    """Return a title in lines that fit a picture; TypeError unless it is a string."""
+    if not isinstance(text, str):
+        raise TypeError(f"title must be a string, got {text!r}")
+    return "\n".join(line for part in text.splitlines() for line in fold(part, 64))
 
 
 def show_plainly(legend: Legend) -> None:
