@@ -190,7 +190,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["alibi", "--dim", "8"], "--dim: bias, the picture of alibi, takes --encodings"),
         (["alibi", "--encodings", "t5"], "--encodings: alibi names the encoding already"),
         (["table", "--encodings", "alibi"], "needs a relative encoding, got the encoding alibi"),
-        (["table", "--encodings", "wavelet", "shaw"], "wavelet shaw: table shows one"),
+        (["table", "--encodings", "wavelet", "shaw"], "encodings must hold one spec, got 2"),
         (["table", "--dim", "7"], "head size 7 is not divisible by 8 scales"),
         (["decay", "--length", "1"], "length must be at least 2, got 1"),
         (["decay", "--length", "99999999"], "length must be at most 65536 for a picture"),
@@ -260,7 +260,7 @@ def test_repeated_columns_are_drawn_once(png):
 
 @pytest.mark.parametrize("spec", ["wavelet:scales=2", "wavelet:scales=2,rank=4", "shaw:clip=3"])
 def test_squares_are_the_table_by_query_and_key(spec, png):
-    drawn = plots.table(png, encoding=spec, dim=6, length=10)
+    drawn = plots.table(png, encodings=spec, dim=6, length=10)
     if spec.startswith("wavelet"):
         wanted = oracle.wavelet_table(10, *oracle.wavelet_grid(4 if "rank" in spec else 6, [1, 2]))
     else:  # [S] begins as sine waves of the distance, which is clipped

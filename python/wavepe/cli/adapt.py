@@ -11,7 +11,6 @@ from .options import add_documented, add_imports, given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe adapt``: the parameters of `experiments.adapt` and `hf.adapt`."""
     parser.usage = "%(prog)s SOURCE TARGET ENCODING --data PATH [options]"
     add_documented(parser, adapt)
     add_documented(
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Adapt the model, and print the table."""
     done = adapt(**given(args, adapt, adapting.adapt), progress=not args.quiet)
     title = "" if args.quiet else done.title
     print_table(title, "model", done.adapted.settings["lengths"], done.rows)

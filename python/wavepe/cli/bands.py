@@ -20,7 +20,6 @@ _LONGEST = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe bands``."""
     measuring.add_arguments(parser)
     add = parser.add_argument
     add("--of", choices=("key", "query"), default="key",
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the tables and write the files."""
     return measuring.run(args, _measured)
 
 

@@ -17,7 +17,6 @@ _BEST = " (* best of its column)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe compare``: the parameters of `experiments.compare`."""
     presets = "\n".join(f"  {name:14}{preset.text}" for name, preset in PRESETS.items())
     parser.epilog = f"encodings:\n  {' '.join(known_encodings())}\npresets:\n{presets}"
     add_documented(
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, evaluate, and print the tables and the names of the files."""
     results = compare(**given(args, compare), progress=not args.quiet)
     sections = list(results.sections())
     for _, section in sections:

@@ -14,7 +14,6 @@ from .options import add_imports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe convert``."""
     add = parser.add_argument
     add("source", metavar="SOURCE", help="checkpoint folder of a Llama, Mistral, ... with "
         "config.json, weights and tokenizer")  # fmt: skip
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert the folder, and print what was done and how to load the result."""
     import_all(args.imports)
     require("wavepe convert", torch="torch", transformers="hf")
     from ..hf import convert  # takes seconds

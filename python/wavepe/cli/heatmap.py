@@ -21,7 +21,6 @@ _TITLE_WIDTH = 34
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe heatmap``."""
     measuring.add_arguments(parser, several=True)
     measuring.add_length(parser, _LENGTH)
     add = parser.add_argument
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run each model, print the windows of its heads and write the files."""
     measuring.check(args)
     records, titles, environment = [], [], {}
     for path in args.models:

@@ -25,12 +25,10 @@ _OPTIONAL = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe info``."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is installed and what is missing."""
     facts = _collect()
     if args.json:
         print(json.dumps(facts, indent=2))

@@ -23,7 +23,6 @@ _HAYSTACK = 1 << 24  # bytes of --data, at most; no context holds so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe needle``."""
     measuring.add_arguments(parser, data="a text file, or a folder of text files, to hide the fact "
         "in (default: other pairs, or a few sentences, repeated)")  # fmt: skip
     add = parser.add_argument
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Test the model, print the table and write the files."""
     return measuring.run(args, _measured)
 
 

@@ -17,7 +17,6 @@ from . import measuring
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe perplexity``."""
     measuring.add_arguments(parser)
     measuring.add_lengths(parser)
     parser.add_argument("--protocol", default="whole", metavar="PROTOCOL",
@@ -28,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate the model, print the table and write the files."""
     _protocol(args, sys.maxsize)  # raises before the model is loaded
     return measuring.run(args, _measured)
 

@@ -34,7 +34,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe plot``."""
     summaries = [(getattr(plots, name).__doc__ or "").partition(".\n")[0] for name in PICTURES]
     lines = [f"{name}: {text[5:]}" for name, text in zip(PICTURES, summaries, strict=True)]
     parser.usage = "%(prog)s NAME [NAME ...] [options]"  # --encodings would swallow a last NAME
@@ -56,15 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check all arguments, then draw."""
     import_all(args.imports)
     drawings = [drawing for name in args.names for drawing in _drawings(args, name)]
     need_matplotlib("wavepe plot")
     check_json(args)
     files = _files(args, [label for label, _, _ in drawings])
-    numbers = {
-        label: {"picture": name, **_draw(name, files[label], x)} for label, name, x in drawings
-    }
+    numbers = {}
+    for label, name, options in drawings:
+        try:
+            with writing(files[label]):
+                drawn = getattr(plots, name)(files[label], **options)
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error
+        numbers[label] = {"picture": name, **drawn}
     is_single = len(drawings) == 1
     if args.json:
         write_json(args, *numbers.values() if is_single else [numbers])
@@ -141,26 +144,10 @@ def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
     return files
 
 
-def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Draw a picture, and return its numbers."""
-    options, draw = dict(options), getattr(plots, name)
-    if "encodings" in options and "encoding" in inspect.signature(draw).parameters:
-        specs = options.pop("encodings")
-        if len(specs) > 1:
-            raise UsageError(f"--encodings {' '.join(specs)}: {name} shows one encoding")
-        (options["encoding"],) = specs
-    try:
-        with writing(file):
-            return draw(file, **options)
-    except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
-
-
 def _defaults(name: str) -> dict[str, Any]:
-    """Return the options of a picture on the command line, with their defaults."""
-    known = {k: x.default for k, x in inspect.signature(getattr(plots, name)).parameters.items()}
-    del known["path"]
-    return {"encodings" if key == "encoding" else key: default for key, default in known.items()}
+    """Return the options of a picture, with their defaults."""
+    parameters = inspect.signature(getattr(plots, name)).parameters
+    return {key: x.default for key, x in parameters.items() if key != "path"}
 
 
 def _shown(default: Any) -> str:

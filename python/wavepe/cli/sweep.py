@@ -20,7 +20,6 @@ _FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wavepe sweep``."""
     measuring.add_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=_FRACTIONS,
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate the model at each value, print the table and write the files."""
     return measuring.run(args, _measured)
 
 

@@ -147,7 +147,7 @@ def _draw(
 def table(
     path: drawing.Path,
     *,
-    encoding: str | Encoding = "wavelet",
+    encodings: drawing.Specs = ("wavelet",),
     dim: int | None = None,
     length: int = 256,
 ) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def table(
     Parameters
     ----------
     path : as for all pictures (`wavepe.analysis.plots`)
-    encoding : spec
+    encodings : spec
         One relative encoding. Learned encodings show their initial values.
     dim : int, optional
         Head size. By default the largest multiple of the number of scales up to 128.
@@ -173,10 +173,8 @@ def table(
         "encoding" (str), "p", an array (L, columns) by distance, and "squares", a list of dicts
         with "column" (int) and "bias", an array (L, L) that is NaN where a causal mask hides keys.
     """
-    if not isinstance(encoding, (str, Encoding)):
-        raise TypeError(f"encoding must be a spec or an encoding, got {encoding!r}")
     (relative,) = drawing.encodings_of(
-        encoding, "a relative encoding", lambda encoding: "table" in encoding.terms
+        encodings, "a relative encoding", lambda encoding: "table" in encoding.terms, most=1
     )
     length = drawing.size("length", length, 2, 2048)
     dim = _head_size(relative, dim, 128)

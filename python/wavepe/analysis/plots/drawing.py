@@ -194,14 +194,15 @@ def ticks(count: int, most: int) -> list[int]:
 # --------------------------------------------------------------- checks of arguments
 
 
-def encodings_of(specs: Specs, needed: str, fits: Any) -> list[Any]:
+def encodings_of(specs: Specs, needed: str, fits: Any, most: int = MOST_ENCODINGS) -> list[Any]:
     """Return the encodings of one spec or several; ValueError with `needed` unless each `fits`."""
     if isinstance(specs, (str, Encoding)):
         specs = [specs]
     if not isinstance(specs, Sequence):
         raise TypeError(f"encodings must be a spec or a list of specs, got {specs!r}")
-    if not 1 <= len(specs) <= MOST_ENCODINGS:
-        raise ValueError(f"encodings must hold 1 to {MOST_ENCODINGS} specs, got {len(specs)}")
+    if not 1 <= len(specs) <= most:
+        count = "one spec" if most == 1 else f"1 to {most} specs"
+        raise ValueError(f"encodings must hold {count}, got {len(specs)}")
     encodings = [wavepe.encoding(spec) for spec in specs]
     for encoding in encodings:
         if not fits(encoding):
