@@ -111,8 +111,10 @@ def needle(
             "tokenizer must be one of transformers, or None for bytes; got "
             f"{type(tokenizer).__name__}"
         )
-    sizes = [checks.integer("lengths", length, 1) for length in _numbers("lengths", lengths)]
-    places = [checks.zero_to_one("depths", depth) for depth in _numbers("depths", depths)]
+    sizes = [checks.integer("lengths", length, 1) for length in np.ravel(lengths).tolist()]
+    places = [checks.zero_to_one("depths", depth) for depth in np.ravel(depths).tolist()]
+    if not (sizes and places):
+        raise ValueError("lengths and depths must each hold at least one number, got none")
     form = ("pairs" if tokenizer is None else "sentence") if form is None else form
     checks.choice("form", form, FORMS)
     trials = checks.integer("trials", trials, 1)
@@ -135,18 +137,6 @@ def needle(
                 if progress is not None:
                     progress(done, total)
     return grid
-
-
-def _numbers(name: str, values: Any) -> list[Any]:
-    """Return the numbers of a sequence as a list, which is not empty."""
-    try:
-        numbers = list(values)
-    except (TypeError, RuntimeError):  # not a container, or a tensor that cannot be listed
-        kind = type(values).__name__
-        raise TypeError(f"{name} must be a sequence of numbers, got {kind}") from None
-    if not numbers:
-        raise ValueError(f"{name} must hold at least one number, got none")
-    return numbers
 
 
 class _Text:
