@@ -117,19 +117,6 @@ def test_info_without_any_optional_part(capsys, monkeypatch):
         assert f'missing: pip install ".[{extra}]" (in the folder of the wavepe checkout)' in out
 
 
-def test_info_in_a_narrow_terminal(capsys, monkeypatch):
-    _, wide, _ = run(capsys, "info")
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    _, narrow, _ = run(capsys, "info")
-    assert narrow.split() == wide.split()
-    flags = narrow.partition("built: flags")[2].partition("machine")[0].splitlines()
-    assert len(flags) > 2
-    assert max(map(len, flags)) <= 40
-    for line in wide.splitlines():
-        assert "missing: " not in line or line in narrow  # a command stays whole
-
-
 @pytest.mark.parametrize("missing", EXTRAS)
 def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_path, missing):
     monkeypatch.setitem(sys.modules, missing, None)

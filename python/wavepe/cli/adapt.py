@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..experiments import adapt
-from ..experiments.tables import print_table, wrapped
+from ..experiments.tables import print_table
 from ..training import adapting
 from .options import add_documented, add_imports, given
 
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     title = "" if args.quiet else done.title
     print_table(title, "model", done.adapted.settings["lengths"], done.rows)
     for line in done.facts * (not args.quiet):
-        print(wrapped(line))
+        print(line)
     return 0

@@ -15,7 +15,6 @@ import wavepe
 
 from ..common.runtime import command_for
 from ..experiments.environment import cpu_name, version_of
-from ..experiments.tables import wrapped
 
 # Optional package -> the extra of wavepe that installs it.
 _OPTIONAL = {
@@ -36,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     width = max(map(len, facts)) + 2
     missing = facts.pop("missing")
     for key, value in facts.items():
-        print(wrapped(f"{key:{width}}{_plain(value)}", indent=width))
+        print(f"{key:{width}}{_plain(value)}")
     for name, command in missing.items():
-        lines = f"missing: {command}".splitlines()  # not wrapped, so that it can be copied
+        lines = f"missing: {command}".splitlines()
         print(f"{name:{width}}" + f"\n{'':{width}}".join(lines))
     return 0
 

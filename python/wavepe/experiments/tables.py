@@ -22,17 +22,6 @@ def columns() -> int | None:
     return min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else None
 
 
-def wrapped(text: str, indent: int = 0) -> str:
-    """Wrap `text`, one line, to the terminal; lines after the first are indented."""
-    width = columns()
-    if width is None or len(text) <= width:
-        return text
-    return textwrap.fill(
-        text, max(width, 2 * indent), subsequent_indent=" " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-
-
 def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
     """Group columns of these widths into tables that fit the terminal, at least one in each."""
     starts, used = [0], label
@@ -56,9 +45,9 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
     from rich.table import Table
     from rich.text import Text
 
-    if title:
-        print(wrapped(title))
     room, heads = columns(), list(map(str, headings))
+    if title:
+        print("\n".join(textwrap.wrap(title, room or len(title), break_long_words=False)))
     labels = [name for name, _ in rows]
     texts = [[_cell(cell) for cell in cells] for _, cells in rows]
     widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
