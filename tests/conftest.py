@@ -7,6 +7,7 @@ tested variants.
 
 import atexit
 import collections
+import fnmatch
 import gc
 import itertools
 import os
@@ -23,6 +24,13 @@ import wavepe
 from cases import EMULATED, load_torch
 from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs, usual
 from wavepe.arrays import threads
+
+# Files of tests, without test_, and what they need beside NumPy: elsewhere they are skipped.
+NEEDS = {
+    "ops_* nn_* combinations cuda docstrings rope_known_bugs self_extend": "torch",
+    "hf* examples* device_calls distributed kept": "torch transformers",
+    "benchmarks* docs experiments faults notebooks": "torch transformers rich matplotlib",
+}
 
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
@@ -48,6 +56,23 @@ def pytest_configure(config):
             f"{why} {', '.join(REQUIRED)}, and this build of wavepe lacks {', '.join(missing)}: "
             "build it again, or say with WAVEPE_REQUIRE=portable,... what is wanted"
         )
+
+
+class File(pytest.Module):
+    """A file of tests; where something of NEEDS is missing, it is skipped and not imported."""
+
+    def collect(self):
+        name = self.path.stem.removeprefix("test_")
+        for files, needed in NEEDS.items():
+            if any(fnmatch.fnmatch(name, pattern) for pattern in files.split()):
+                load_torch()
+                for package in needed.split():
+                    pytest.importorskip(package)
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return File.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cases import using
 from processes import output
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("rich")  # README's tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 

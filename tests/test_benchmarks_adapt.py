@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-pytest.importorskip("matplotlib")
 tokenizers = pytest.importorskip("tokenizers")
 
 from compare_cases import compare

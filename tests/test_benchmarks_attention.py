@@ -6,10 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
+import torch
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from cases import needs
 from processes import output
 
-torch = pytest.importorskip("torch")
 needs("triton")
 
 ROOT = Path(__file__).parent.parent

@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from processes import forked
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,13 +1,8 @@
 """benchmarks/score_parts.py: content and position are all that weights of attention come from."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import numpy as np
+import pytest
+import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
 

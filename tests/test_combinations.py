@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 import wavepe
-from cases import load_torch
 from encoding_cases import ASKED, KINDS, combinations, name_of
 
 encoding = wavepe.encoding
@@ -222,8 +221,7 @@ def test_parameters_have_the_names_of_their_parts():
 
 # --------------------------------------------------------------- modules
 
-torch, ops = load_torch()
-
+import torch
 from nn_cases import assert_exact, made, tokens
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache
 

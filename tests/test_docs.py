@@ -16,10 +16,6 @@ import oracle
 import pytest
 import wavepe
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")  # README's tables come from the command line's own
-
 ROOT = Path(__file__).parent.parent
 
 from wavepe.cli.plot import PICTURES

@@ -8,12 +8,9 @@ import json
 
 import numpy as np
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import needs
 from examples_hf import (
     FILES,
     bytes_row,

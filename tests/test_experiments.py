@@ -4,12 +4,6 @@ import inspect
 import json
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import wavepe.hf
 from compare_cases import results, text, trained
 from wavepe.cli import _parser

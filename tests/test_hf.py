@@ -1,13 +1,10 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
-import pytest
-from cases import every_second, forget_registrations
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 import numpy as np
+import pytest
+import torch
 import wavepe.hf
+from cases import every_second, forget_registrations
 from encoding_cases import (
     ASKED,
     COMBINED,

@@ -8,9 +8,8 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import wavepe

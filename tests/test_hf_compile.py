@@ -4,10 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_families import stirred

@@ -8,13 +8,11 @@ import json
 import os
 
 import pytest
-from cases import forget_registrations
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe
 import wavepe.hf
+from cases import forget_registrations
 from convert_cases import IDS, SMALL, change, load, patched, read, refused, state, stock
 from hf_families import build, by_turns
 from hf_model import LENGTH, close, logits, tiny, tokens

@@ -8,11 +8,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import safetensors.torch
+import torch
 import wavepe.hf
 from convert_cases import (
     IDS,

@@ -5,10 +5,8 @@ import itertools
 import sys
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
 from encoding_cases import ASKED, HEAD, LEARNED
 from hf_families import FAMILIES, LAYERS, UNROTATED, VOCABULARY, Reference, build, by_turns, stirred

@@ -5,10 +5,7 @@ tokens, so it refuses positions that do not.
 """
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe
 from encoding_cases import LEARNED
 from hf_families import FAMILIES, build, by_turns

@@ -3,11 +3,7 @@
 import copy
 
 import pytest
-from cases import needs
-
-torch = needs("torch")
-needs("transformers")
-
+import torch
 import wavepe.hf
 from hf_families import UNROTATED, build, stirred
 from hf_model import VOCABULARY, close, gradients

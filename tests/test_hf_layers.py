@@ -3,12 +3,9 @@
 import copy
 import json
 
-import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import numpy as np
+import pytest
+import torch
 import wavepe.hf
 from cases import forget_registrations
 from encoding_cases import ASKED

@@ -3,10 +3,7 @@
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from hf_families import build
 from hf_model import LENGTH, close, logits, patched_tiny, pickled, tiny, tokens

@@ -8,10 +8,7 @@ import inspect
 import itertools
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_model import (

@@ -8,10 +8,8 @@ import copy
 import warnings
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_families import build, stirred

@@ -8,12 +8,10 @@ import json
 
 import hub
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
+from cases import needs
 from hf_model import logits, tiny, tokens
 from processes import forked, output
 

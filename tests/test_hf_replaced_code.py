@@ -8,14 +8,11 @@ import functools
 import types
 
 import pytest
-from cases import needs
-from processes import output
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import needs
 from hf_model import close, logits, patched_tiny, tiny, tokens
+from processes import output
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama import modeling_llama as llama
 

@@ -4,12 +4,9 @@ import copy
 import dataclasses
 
 import pytest
-from cases import forget_registrations
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import forget_registrations
 from hf_model import HEAD, LENGTH, SCALINGS, close, gradients, logits, tiny, tokens
 from rope_cases import ORIGINAL
 from transformers import DynamicCache, StaticCache

@@ -11,10 +11,8 @@ import itertools
 import re
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
 from hf_families import FAMILIES, UNROTATED, WINDOW, build, by_turns
 from hf_model import VOCABULARY, close, gradients, kept_gradients, logits, tokens

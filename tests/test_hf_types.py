@@ -5,10 +5,8 @@ import itertools
 import json
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe
 import wavepe.hf
 from encoding_cases import LEARNED, YARN

@@ -6,12 +6,9 @@ import itertools
 from pathlib import Path
 
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import needs
 from examples_hf import stored
 from hf_families import UNROTATED, build, by_turns
 from hf_model import close, logits, own_tiny, patched_tiny, pickled, tiny, tokens

@@ -8,13 +8,12 @@ import pickle
 import numpy as np
 import oracle_rope
 import pytest
-from cases import forget_registrations, load_torch
-
-torch, ops = load_torch()
-
+import torch
 import wavepe
+from cases import forget_registrations
 from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
 from nn_cases import RELATIVE, ROTARY, SPECS, assert_exact, exact, made, tokens
+from wavepe import ops
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 from wavepe.positions import Scores

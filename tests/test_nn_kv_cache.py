@@ -5,10 +5,7 @@ import gc
 import itertools
 
 import pytest
-from cases import load_torch
-
-torch, ops = load_torch()
-
+import torch
 from encoding_cases import LEARNED
 from nn_cases import RELATIVE, SPECS, made, tokens
 from wavepe.nn import KVCache, SelfAttention

@@ -5,16 +5,15 @@ import pickle
 
 import numpy as np
 import pytest
-from cases import compiled_once, forget_registrations, load_torch, recording_backend
-
-torch, ops = load_torch()
-
+import torch
 import wavepe
 import wavepe.nn
+from cases import compiled_once, forget_registrations, recording_backend
 from encoding_cases import LEARNED
 from nn_cases import SPECS, assert_exact, made, tokens
 from op_cases import PROGRAMS, of_values, program_of
 from torch.utils.checkpoint import checkpoint
+from wavepe import ops
 from wavepe.encodings import Encoding
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, Rotary, SelfAttention
 

@@ -7,10 +7,9 @@ import numpy as np
 import oracle
 import oracle_rope
 import pytest
-from cases import BOUNDS, assert_within, compiled_once, load_torch, recording_backend, unit
-
-torch, ops = load_torch()
-
+import torch
+from cases import BOUNDS, assert_within, compiled_once, recording_backend, unit
+from wavepe import ops
 from wavepe.nn import Rotary
 from wavepe.positions import rotation, tables
 

@@ -4,12 +4,12 @@ import functools
 import itertools
 
 import pytest
+import torch
 from cases import (
     SIZES,
     assert_agrees,
     compiled_once,
     generator,
-    load_torch,
     recording_backend,
 )
 from op_cases import F32, F64, OPERATORS, PROGRAMS, fake, of_values, program_of, tensors_of
@@ -23,10 +23,9 @@ from tensors import (
     normal,
     of_transforms,
 )
-
-torch, ops = load_torch()
 from torch.autograd import forward_ad
 from torch.autograd.functional import jacobian
+from wavepe import ops
 
 func, close = torch.func, torch.testing.assert_close
 pytestmark = of_transforms

@@ -7,10 +7,10 @@ import itertools
 import math
 
 import pytest
-from cases import generator, load_torch
+import torch
+from cases import generator
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import ops
 
 INF, F64 = math.inf, torch.float64
 

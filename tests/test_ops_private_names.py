@@ -3,14 +3,11 @@
 import ast
 from pathlib import Path
 
-import pytest
-import wavepe
-from cases import load_torch
-from processes import forked, output
-
-torch, _ = load_torch()
-
 import private_names_calls
+import pytest
+import torch
+import wavepe
+from processes import forked, output
 from torch.testing import assert_close
 from wavepe.ops import _torch_private
 

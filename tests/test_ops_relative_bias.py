@@ -1,11 +1,11 @@
 """wavepe.ops.relative_bias: what test_ops_every.py does not test."""
 
 import pytest
-from cases import generator, load_torch
+import torch
+from cases import generator
 from checks import check_relative_bias
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import ops
 
 F64 = torch.float64
 

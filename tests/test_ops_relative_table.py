@@ -8,10 +8,10 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 import wavepe
-from cases import compiled_once, generator, lay_out, load_torch, recording_backend, wavelets
-
-torch, ops = load_torch()
+from cases import compiled_once, generator, lay_out, recording_backend, wavelets
+from wavepe import ops
 
 KINDS = ("ricker", "gaussian", "morlet", "haar")
 TOLERANCE = 1e-7  # of the largest value

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+import torch
 import wavepe
-from cases import Guard, assert_agrees, assert_same_bits, generator, load_torch, not_emulated
+from cases import Guard, assert_agrees, assert_same_bits, generator, not_emulated
 from tensors import FLOATS, LAYOUTS, LOW, check_rope, laid_out, normal, of_transforms, table
-
-torch, ops = load_torch()
 from torch.autograd import forward_ad
+from wavepe import ops
 
 pytestmark = of_transforms
 FORMS = list(itertools.product((False, True), repeat=2))

@@ -6,13 +6,13 @@ The table in docs/guides/rope.md lists them.
 import numpy as np
 import oracle
 import pytest
+import torch
 import wavepe
-from cases import generator, load_torch
+from cases import generator
 from checks import check_rope_table as check_table
 from tensors import check_rope as check
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import ops
 
 FREQ = oracle.rope_frequencies(128)
 TORCH_FREQ = torch.from_numpy(FREQ)
