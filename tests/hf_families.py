@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import oracle
 import pytest
 import torch
-from encoding_cases import learned_by, parts_of
+from encoding_cases import learned_by, parts_of, scores, softmax
 from hf_model import HEAD, VOCABULARY
 from rope_cases import ORIGINAL
 from torch import nn
@@ -413,12 +413,12 @@ class Reference:
         """
         batch, length = ids.shape
         place = torch.arange(length)
-        self.delta = place[:, None] - place
-        self.seen = (self.delta >= 0).expand(batch, -1, -1)
+        delta = place[:, None] - place
+        self.seen = (delta >= 0).expand(batch, -1, -1)
         positions = place.expand(batch, -1)
         if padding is not None:
             # A row that sees nothing would be NaN, and is not compared: it sees itself.
-            self.seen = self.seen & (padding[:, None].bool() | (self.delta == 0))
+            self.seen = self.seen & (padding[:, None].bool() | (delta == 0))
             positions = (padding.cumsum(1) - 1).clamp(min=0)
         if segments is not None:
             self.seen = self.seen & (segments[:, :, None] == segments[:, None])
@@ -454,28 +454,14 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     assert query.dtype == torch.float64
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    delta = reference.delta
-    u, v = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
-    score = (query + u) @ key.transpose(2, 3)
-    if "relative" in parts:
-        p = parts["relative"][..., delta.clamp(min=0), :]  # (L, L, d), or one for each head
-        score = score + ((query + v)[:, :, :, None] * p).sum(-1)
-    score = score * family.scaling
-    if "slopes" in parts:
-        score = score - parts["slopes"][:, None, None] * delta.abs()
-    if "bias" in parts:
-        score = score + parts["bias"][:, delta.clamp(min=0)]
+    u = parts["u"][:, None] if "u" in parts else 0
+    score = scores(parts, query + u, key, query, None, scaling=family.scaling)
     if family.cap is not None:
         score = family.cap * torch.tanh(score / family.cap)
-    seen = reference.seen
+    of_family = {"sinks": module.sinks} if hasattr(module, "sinks") else {}
     if layer.window is not None:
-        seen = seen & (delta < layer.window)
-    score = score.masked_fill(~seen[:, None], -torch.inf)
-    if hasattr(module, "sinks"):  # a score of each head that takes its share, and has no value
-        sinks = module.sinks[:, None, None].expand(*score.shape[:3], 1)
-        weights = torch.cat([score, sinks], -1).softmax(-1)[..., :-1]
-    else:
-        weights = score.softmax(-1)
+        of_family["window"] = layer.window
+    weights = softmax(of_family, score, ~reference.seen[:, None])
     reference.weights.append(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

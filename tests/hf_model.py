@@ -3,10 +3,9 @@
 import io
 
 import numpy as np
-import oracle
 import torch
 import wavepe.hf
-from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
+from encoding_cases import CONSTANT, HEAD, INTERLEAVED, attention_weights, learned_by, parts_of
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.hf.passes import Pass
@@ -211,19 +210,11 @@ def attend(h, layer, config, parts):
     length, heads = len(h), config.num_attention_heads
     groups = heads // config.num_key_value_heads
 
-    def project(name):
-        return (h @ layer[f"self_attn.{name}.weight"].T).reshape(length, -1, HEAD).swapaxes(0, 1)
-
-    q, k, v = project("q_proj"), project("k_proj"), project("v_proj")
-    plain, q = q, q + (np.asarray(parts["u"])[:, None] if "u" in parts else 0)
-    if "rotation" in parts:
-        frequencies, factor, interleaved = parts["rotation"]
-        angles = np.arange(length)[:, None] * frequencies
-        cos, sin = factor * np.cos(angles), factor * np.sin(angles)
-        q, k = (oracle.rope(x, cos, sin, interleaved) for x in (q, k))
-    k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
-    score = scores(parts, *map(torch.from_numpy, (q.copy(), k, plain, h)))
+    q, k, v = (
+        (h @ layer[f"self_attn.{name}_proj.weight"].T).reshape(length, -1, HEAD).swapaxes(0, 1)
+        for name in "qkv"
+    )
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    attention = softmax(parts, score, hidden).numpy()
-    out = (attention @ v).swapaxes(0, 1).reshape(length, -1)
+    attention = attention_weights(parts, *map(torch.from_numpy, (q, k, h)), hidden).numpy()
+    out = (attention @ np.repeat(v, groups, axis=0)).swapaxes(0, 1).reshape(length, -1)
     return out @ layer["self_attn.o_proj.weight"].T, attention
