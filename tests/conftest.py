@@ -9,6 +9,7 @@ import atexit
 import collections
 import fnmatch
 import gc
+import importlib
 import itertools
 import os
 
@@ -21,7 +22,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import wavepe
-from cases import EMULATED, load_torch
+from cases import EMULATED, forget_registrations, load_torch
 from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs, usual
 from wavepe.arrays import threads
 
@@ -178,6 +179,33 @@ def every_variant(request):
 def torch():
     """Return torch, or skip the test, in a module whose other tests do not need torch."""
     return load_torch()[0]
+
+
+@pytest.fixture(scope="module")
+def ops():
+    """Return wavepe.ops, or skip the test."""
+    return load_torch()[1]
+
+
+@pytest.fixture(scope="module")
+def hf(torch):
+    """Return the helpers of tiny Llamas, or skip the test."""
+    pytest.importorskip("transformers")
+    return importlib.import_module("hf_model")
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Let registers of encodings and wavelets forget what the test adds."""
+    forget_registrations(monkeypatch)
+
+
+@pytest.fixture
+def fresh_compiler(torch):
+    """Let Dynamo begin and end without graphs of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

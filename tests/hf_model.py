@@ -1,5 +1,6 @@
 """A tiny Llama, and the same model in float64, for the Hugging Face tests."""
 
+import contextlib
 import io
 
 import numpy as np
@@ -65,6 +66,16 @@ def own_tiny(spec, **options):
     """Return a tiny model of the type wavepe_llama."""
     config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
     return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
+
+
+@contextlib.contextmanager
+def llamas(spec):
+    """Give this encoding to all Llamas that are made in a block."""
+    wavepe.hf.patch_llama(spec)
+    try:
+        yield
+    finally:
+        wavepe.hf.unpatch_llama()
 
 
 def begun_pass():

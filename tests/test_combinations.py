@@ -223,7 +223,9 @@ def test_parameters_have_the_names_of_their_parts():
 
 import torch
 from nn_cases import assert_exact, made, tokens
-from wavepe.nn import AbsoluteEncoding, Attention, KVCache
+from wavepe import ops
+from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
+from wavepe.positions import Rotated
 
 LEFT = torch.ones(2, 11, dtype=torch.bool)
 LEFT[0, :3] = False
@@ -333,10 +335,6 @@ def test_every_kind_is_met():
 @pytest.mark.parametrize("factor", [1.0, 1.3])
 def test_queries_are_rotated_back(interleaved, factor):
     """Also where cos and sin were rounded, as in bfloat16 models, or have a factor."""
-    torch = pytest.importorskip("torch")
-    from wavepe import ops
-    from wavepe.positions import Rotated
-
     q = torch.randn(2, 3, 50, 16, dtype=torch.float64)
     angle = torch.rand(50, 6, dtype=torch.float64) * 6
     cos, sin = ((f(angle) * factor).bfloat16().double() for f in (torch.cos, torch.sin))
@@ -368,8 +366,5 @@ def test_parameters_are_those_of_a_part():
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_tokens(spec, causal):
-    torch = pytest.importorskip("torch")
-    from wavepe.nn import SelfAttention
-
     layer = SelfAttention(32, 4, encoding=spec, causal=causal)
     assert layer(torch.randn(2, 0, 32)).shape == (2, 0, 32)

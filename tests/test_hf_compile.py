@@ -24,19 +24,13 @@ from transformers import StaticCache
 
 WAVELET = "wavelet:scales=4"
 ONE = {"num_hidden_layers": 1}
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def each(specs, *quick):
     """Run a test with each encoding; without --all, with the quick ones."""
     cases = [pytest.param(spec, marks=() if spec in quick else pytest.mark.slow) for spec in specs]
     return pytest.mark.parametrize("spec", cases)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

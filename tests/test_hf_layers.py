@@ -10,7 +10,7 @@ import wavepe.hf
 from cases import forget_registrations
 from encoding_cases import ASKED
 from hf_families import stirred
-from hf_model import begun_pass, close, gradients, logits, pickled, reference, tiny, tokens
+from hf_model import begun_pass, close, gradients, llamas, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.encodings import Bias, Encoding, Kerple
 from wavepe.hf.layers import LayerEncodings
@@ -209,11 +209,8 @@ def test_a_cache_of_other_parts_or_layers_is_refused(filled, read):
 
 @pytest.mark.parametrize("spec", ["rope+alibi", f"rope@0+{ASKED}@1"])
 def test_llamas_that_are_made_meanwhile(spec):
-    wavepe.hf.patch_llama(spec)
-    try:
+    with llamas(spec):
         model = tiny()
-    finally:
-        wavepe.hf.unpatch_llama()
     assert wavepe.hf.encoding_of(model) == spec
     other = wavepe.hf.patch(tiny(), spec)
     other.load_state_dict(model.state_dict())  # the same names

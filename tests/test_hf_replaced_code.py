@@ -11,7 +11,7 @@ import pytest
 import torch
 import wavepe.hf
 from cases import needs
-from hf_model import close, logits, patched_tiny, tiny, tokens
+from hf_model import close, llamas, logits, patched_tiny, tiny, tokens
 from processes import output
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama import modeling_llama as llama
@@ -103,11 +103,8 @@ def test_attention_replaced_before_the_patch(monkeypatch):
 
 def test_the_forward_of_a_lone_layer(monkeypatch):
     config = tiny().config
-    wavepe.hf.patch_llama("alibi")
-    try:
+    with llamas("alibi"):
         layer = llama.LlamaAttention(config, 0)
-    finally:
-        wavepe.hf.unpatch_llama()
     x = torch.zeros(1, 5, layer.config.hidden_size)
     layer(x)
     monkeypatch.setattr(llama.LlamaAttention, "forward", own_attention)

@@ -328,13 +328,6 @@ def test_checkpointing(model):
 # ------------------------------------------------------------------ compilers
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def slopes(run, model, *args, **kwargs):
     """Logits, and gradients of a sum of them in which each counts."""
     model.zero_grad()

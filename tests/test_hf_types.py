@@ -16,6 +16,7 @@ from hf_model import (
     HEAD,
     SPECS,
     close,
+    llamas,
     logits,
     own_tiny,
     patched_tiny,
@@ -250,11 +251,8 @@ def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
     own = WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding=spec)
     config = WavePELlamaConfig.from_pretrained(tmp_path, position_encoding=spec)
     by_config = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
-    wavepe.hf.patch_llama(spec)
-    try:
+    with llamas(spec):
         between = LlamaForCausalLM.from_pretrained(tmp_path)
-    finally:
-        wavepe.hf.unpatch_llama()
     for loaded in (own, by_config, between):
         assert torch.equal(logits(loaded, IDS), wanted)
 

@@ -10,19 +10,12 @@ import oracle_rope
 import pytest
 import torch
 import wavepe
-from cases import forget_registrations
 from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
 from nn_cases import RELATIVE, ROTARY, SPECS, assert_exact, exact, made, tokens
 from wavepe import ops
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 from wavepe.positions import Scores
-
-
-@pytest.fixture
-def own(monkeypatch):
-    """A register that forgets."""
-    forget_registrations(monkeypatch)
 
 
 def parts(module, x):

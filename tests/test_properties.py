@@ -161,13 +161,6 @@ def test_wavelet_scores_are_a_block_of_those_at_twice_the_length(kind, causal, s
 # --------------------------------------------------------------- in a model
 
 
-@pytest.fixture(scope="module")
-def hf():
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    return pytest.importorskip("hf_model")
-
-
 try:
     from hf_model import SPECS
 except ImportError:  # no torch here

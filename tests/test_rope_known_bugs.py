@@ -12,21 +12,10 @@ from cases import generator
 from checks import check_rope_table as check_table
 from tensors import check_rope as check
 from tensors import normal
-from wavepe import ops
+from wavepe import nn, ops
 
 FREQ = oracle.rope_frequencies(128)
 TORCH_FREQ = torch.from_numpy(FREQ)
-
-
-@pytest.fixture(scope="module")
-def nn():
-    return pytest.importorskip("wavepe.nn")
-
-
-@pytest.fixture(scope="module")
-def hf():
-    pytest.importorskip("transformers")
-    return pytest.importorskip("hf_model")
 
 
 def tables(positions, freq=TORCH_FREQ, **options):
@@ -77,7 +66,7 @@ def test_float32_products_drift(variant):
     assert error(tables(positions)[0], positions) < 2**-24
 
 
-def test_casting_the_frequencies(nn):
+def test_casting_the_frequencies():
     """`model.to(torch.bfloat16)` casts a buffer of inv_freq."""
     last = torch.arange(1950, 2000)
     assert error(naive(last, TORCH_FREQ.bfloat16()), last) > 1
@@ -161,7 +150,7 @@ def test_left_padding(variant):
 # ------------------------------------------------------------------ memory
 
 
-def test_tables_of_inference_mode(nn):
+def test_tables_of_inference_mode():
     """A kept table: right in inference; for training, right or refused, never wrong."""
     rotary = nn.Rotary(128)
     x = normal(generator("inference"), 1, 2, 6, 128)

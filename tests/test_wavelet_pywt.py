@@ -197,11 +197,6 @@ except ValueError as error:
 # ------------------------------------------------------------------ torch and models
 
 
-@pytest.fixture(scope="module")
-def ops(torch):
-    return pytest.importorskip("wavepe.ops")
-
-
 def test_torch_gives_what_numpy_gives(torch, ops):
     levels, shifts = wavepe.wavelet_grid(12, [1, 3, 2])
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):

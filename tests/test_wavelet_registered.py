@@ -204,13 +204,6 @@ def test_unknown_kinds_list_what_there_is(register):
 # ------------------------------------------------------------------ torch
 
 
-@pytest.fixture(scope="module")
-def ops(torch):
-    from wavepe import ops
-
-    return ops
-
-
 def leaves(torch, dtype="float64"):
     rng = generator("leaves")
     arrays = rng.uniform(0.7, 9, 5), rng.uniform(-5, 5, 5)
@@ -325,12 +318,6 @@ def test_torch_errors(register, torch, ops, device):
 
 
 # ------------------------------------------------------------------ models
-
-
-@pytest.fixture(scope="module")
-def hf(torch):
-    pytest.importorskip("transformers")
-    return pytest.importorskip("hf_model")
 
 
 def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
