@@ -45,9 +45,6 @@ def soon(values, *chosen):
     ]
 
 
-# ---- inputs -------------------------------------------------------------------------------------
-
-
 def wide(dtype):
     """Return the dtype of the computation, which lse and bias have too."""
     return F64 if dtype == F64 else F32
@@ -88,8 +85,6 @@ def array(x):
     x = x.detach()
     return (x.double() if x.is_floating_point() else x).numpy()
 
-
-# ---- calls --------------------------------------------------------------------------------------
 
 SEED = 1234
 

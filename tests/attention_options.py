@@ -78,9 +78,6 @@ def rounding(size, unit, dtype, terms):
     return units * (unit * size + tiny * (1 + largest(size)))
 
 
-# ---- options ------------------------------------------------------------------------------------
-
-
 def relative(rng, s, w=None, *, per_head=False, q_rel=False, c=None, **rest):
     """A table, and q_rel if asked for. c is the size of both, if it is not that of the head."""
     w, size = max(1, s.n // 2) if w is None else w, s.d if c is None else c

@@ -168,9 +168,6 @@ EACH_ENTRY = (
 )
 
 
-# --------------------------------------------------------------- the model, in float64
-
-
 def parts_in(model, encoding, length, layer=0):
     """Return what `encoding` adds to a layer of a model, see encoding_cases.parts_of."""
     return parts_of(

@@ -49,9 +49,6 @@ def rows_of(results, op, **wanted):
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-# ------------------------------------------------------------------ the runner
-
-
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_quick_run(operator, tmp_path):
     assert tuple(sorted(bench.operators())) == OPERATORS
@@ -132,9 +129,6 @@ def test_runs_from_an_installed_place(tmp_path, monkeypatch):
     file = tmp_path / "results.json"
     assert elsewhere.main(["wavelet_table", *QUICK, "--json", str(file)]) == 0
     assert json.loads(file.read_text())["environment"]["commit"] is None
-
-
-# ------------------------------------------------------------------ its parts
 
 
 def case_of(**rivals):

@@ -39,9 +39,6 @@ def with_gradients(forward, leaves, grad):
     return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
 
-# ------------------------------------------------------------------ judge and rivals
-
-
 def test_the_judge_is_the_formula(monkeypatch):
     """Blocks of three queries, against autograd through the whole score matrix; a table, a bias."""
     x = in_float64(Inputs.make(2, 20, 16))
@@ -119,9 +116,6 @@ def test_rivals_compute_the_same(rows):
         close(got, right)
 
 
-# ------------------------------------------------------------------ the runner
-
-
 def test_own_calls_are_timed_in_each_variant(tmp_path):
     file = tmp_path / "results.json"
     assert bench.main(["attention", *QUICK, "--json", str(file)]) == 0
@@ -135,9 +129,6 @@ def test_own_calls_are_timed_in_each_variant(tmp_path):
         (own,) = (r for r in first if (r["who"], r["variant"]) == ("plain", row["variant"]))
         quotient = own["seconds"]["median"] / row["seconds"]["median"]
         assert row["ratios"]["plain"]["median"] == pytest.approx(quotient, rel=1e-4)
-
-
-# ------------------------------------------------------------------ the other measurements
 
 
 @pytest.mark.slow

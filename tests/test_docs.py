@@ -30,9 +30,6 @@ def results():
     return json.loads((ROOT / rope_exactness.ACCURACY).read_text("utf-8"))
 
 
-# ------------------------------------------------------------------ the page
-
-
 @pytest.mark.parametrize("writer", WRITERS)
 def test_tables_are_current(writer, capsys):
     assert write(["--check", writer]) == 0, capsys.readouterr().err
@@ -90,9 +87,6 @@ def test_missing_sources_are_named(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ the figures
-
-
 def test_kept_figures_hold_the_claims():
     for row in results()["rows"]:
         found = row["errors"]
@@ -139,9 +133,6 @@ def test_the_judge():
     assert exact.nearest < 1e-15
 
 
-# ------------------------------------------------------------------ pictures and other figures
-
-
 def test_pictures_are_those_of_the_command():
     pages = "".join(page.read_text("utf-8") for page in ROOT.glob("docs/**/*.md"))
     shown = set(re.findall(r"pictures/(\w+)\.png\)", pages))
@@ -165,8 +156,6 @@ def test_kept_images_hold_what_the_page_says():
     assert by_encoding["2-D"][:, 1].min() > 0.99
     assert by_encoding["2-D"][:, 2].min() > 0.9
 
-
-# ------------------------------------------------------------------ the site's pages of the API
 
 API = ROOT / "docs" / "reference" / "api"
 MODULES = ("", ".encodings", ".ops", ".nn", ".hf", ".fairseq", ".analysis", ".analysis.plots")
@@ -207,9 +196,6 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
         else:
             continue
         assert text.startswith(f"# {name.strip(chr(34))}\n"), page
-
-
-# ------------------------------------------------------------------ the site's machinery
 
 
 @pytest.fixture

@@ -37,9 +37,6 @@ def original(module, name):
     return unwrapped
 
 
-# --------------------------------------------------------------- dataclasses as defaults
-
-
 @pytest.mark.skipif(not NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
 def test_fairseq_is_not_imported_without_the_shim():
     ended = forked("-c", "import fairseq")
@@ -71,9 +68,6 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
     assert dataclasses.dataclass is before
 
 
-# --------------------------------------------------------------- np.compat
-
-
 @pytest.mark.skipif(int(np.__version__.split(".")[0]) < 2, reason="NumPy 1 has np.compat")
 def test_lines_as_samples(tmp_path, monkeypatch):
     """--sample-break-mode eos."""
@@ -88,9 +82,6 @@ def test_lines_as_samples(tmp_path, monkeypatch):
     added = vars(np)["compat"]
     compat.add_numpy_compat()
     assert vars(np)["compat"] is added
-
-
-# --------------------------------------------------------------- torch.load of objects
 
 
 class Received:
@@ -134,9 +125,6 @@ def test_namespaces_in_checkpoints(tmp_path):
         assert loaded["args"].arch == "transformer"
     finally:
         torch.serialization.add_safe_globals(known)
-
-
-# --------------------------------------------------------------- processes without GPUs
 
 
 @pytest.fixture

@@ -188,9 +188,6 @@ def test_peft_finds_no_stock_base(folders):
     assert wavepe.hf.encoding_of(found) == SPEC
 
 
-# ------------------------------------------------------------------ TRL
-
-
 def trainer_of(kind, model, folders, **options):
     """Return a trainer of TRL that makes one step with a reference model."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")

@@ -131,9 +131,6 @@ def test_wrappers_of_forwards_are_right(spec, monkeypatch):
     assert torch.equal(logits(copy.deepcopy(model), IDS), before)
 
 
-# ------------------------------------------------------------------ the function that rotates
-
-
 def rope_with_its_own_angles(q, k, cos, sin, *rest, **options):
     """As Unsloth's: it takes cos and sin from a table of its own."""
     position = torch.arange(q.shape[-2])[:, None] * torch.ones(cos.shape[-1])
@@ -168,9 +165,6 @@ def test_the_function_that_rotates(spec, first, monkeypatch):
         model(IDS)
     monkeypatch.undo()
     assert close(found, logits(model, IDS), 1e-5)
-
-
-# ------------------------------------------------------------------ what is right
 
 
 class Hidden(torch.nn.Module):

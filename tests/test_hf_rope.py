@@ -120,9 +120,6 @@ def test_length_is_that_of_the_longest_row(name):
     assert close(logits(model, ids, position_ids=positions), wanted, 1e-5)
 
 
-# ------------------------------------------------------------------ caches
-
-
 def in_chunks(model, ids, sizes, cache):
     parts = [logits(model, part, past_key_values=cache) for part in ids.split(sizes, 1)]
     return torch.cat(parts, dim=1)
@@ -164,9 +161,6 @@ def test_cache_is_refused_as_the_base_changes(name, last):
     else:
         with pytest.raises(ValueError, match="cached keys"):
             logits(model, ids[:, 2 * LENGTH :], past_key_values=cache)
-
-
-# ------------------------------------------------------------------ options beside a scaling
 
 
 @pytest.mark.parametrize("made", ["by the caller", "by the model"])

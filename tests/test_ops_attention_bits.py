@@ -146,8 +146,6 @@ def test_offset_moves_the_queries(variant, function):
         torch.testing.assert_close(got[b], whole[b, :, s : s + 11], rtol=1e-5, atol=1e-5)
 
 
-# ---- few queries --------------------------------------------------------------------------------
-
 KEYS = 1536  # a part of the keys, WPE_DECODE_KEYS
 FEW = 16  # the most queries, WPE_DECODE_QUERIES
 DOTS = 8  # up to so many rows of a key head, scores are summed in another order (FEW_ROWS)

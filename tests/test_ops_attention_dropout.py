@@ -86,9 +86,6 @@ def test_hidden_keys_stay_hidden_and_lse_unchanged(variant, function, option):
     torch.testing.assert_close(got, whole * torch.from_numpy(kept) / 0.6, rtol=1e-5, atol=1e-7)
 
 
-# ---- torch's generator --------------------------------------------------------------------------
-
-
 @each_function
 def test_manual_seed_repeats(variant, function):
     arguments = draw(generator("seed"), Shape(2, 4, 2, 30, 30, 8, 8), OPTIONS["dropout, table"])
@@ -145,9 +142,6 @@ def test_all_and_nothing(variant, function):
     found = run(function, arguments | {"dropout_p": 1.0}, *grads)
     assert found.pop("lse").isfinite().all()
     assert not any(x.any() for x in found.values())
-
-
-# ---- statistics ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])

@@ -31,9 +31,6 @@ from tensors import LAYOUTS, REPEATED
 nan, inf = math.nan, math.inf
 
 
-# ---- strides ------------------------------------------------------------------------------------
-
-
 STRIDED = ("q", "k", "v", "p", "q_rel", "key_mask", "mask", "bias")
 
 
@@ -75,9 +72,6 @@ def test_inputs_are_not_changed(variant):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-# ---- empty --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", EMPTY, ids=str)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, F64])
 @each_function
@@ -98,9 +92,6 @@ def test_table_without_rows_and_bias_without_numbers(variant, function, name):
         assert found[name].shape == x.shape
         arguments.pop(name)
         assert torch.equal(found["out"], function(**arguments))
-
-
-# ---- rows that see nothing ----------------------------------------------------------------------
 
 
 @each_function
@@ -132,9 +123,6 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
         assert found.pop("lse").eq(-inf).all()
         for tensor in ("out", "q", "k", "v", "p", "bias"):
             assert not found[tensor].any(), f"{hidden}: {tensor}"
-
-
-# ---- types --------------------------------------------------------------------------------------
 
 
 def test_an_int_for_offset_is_a_tensor_for_every_row(variant):

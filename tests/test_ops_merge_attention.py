@@ -82,9 +82,6 @@ def test_large_lse_neither_overflows_nor_vanishes():
         assert lse.item() == pytest.approx(large + math.log(2), rel=1e-6)
 
 
-# ------------------------------------------------------------------ what is not a number
-
-
 @pytest.mark.parametrize("what", [math.nan, INF, -INF])
 def test_a_part_that_saw_nothing_weighs_nothing(what):
     seen, unseen = torch.ones(2, 3), torch.full((2, 3), what)
@@ -110,9 +107,6 @@ def test_nan_and_infinity_stay_visible(value, other):
     bad = torch.tensor([[math.nan, 1.0]])
     out, _ = ops.merge_attention((bad, torch.ones(1, 2)), (torch.zeros(1), torch.zeros(1)))
     assert out.isnan().tolist() == [[True, False]]
-
-
-# ------------------------------------------------------------------ gradients
 
 
 @pytest.mark.parametrize("edges", [(), (8,), (8, 8, 9, 20)])

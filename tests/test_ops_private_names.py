@@ -95,9 +95,6 @@ def test_the_search_knows_public_names():
     assert not private_names("import torch\nself._op = torch.ops.wavepe.x\ntorch.__version__")
 
 
-# ---- each name, and all of them, taken away ----------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Return the results of the same calls, by the names that are removed."""

@@ -61,9 +61,6 @@ def test_tables_larger_than_memory_can_be():
         assert torch.equal(got, q.sum(-1, keepdim=True).expand(3, 5))
 
 
-# ---- torch.func ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("match", "q", "p"),
     [

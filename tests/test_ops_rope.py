@@ -62,9 +62,6 @@ def test_bfloat16_rounds_every_number_to_nearest_even(variant, high):
         torch.testing.assert_close(pairs, want, rtol=0, atol=0, equal_nan=True)
 
 
-# ---- in place: inside its memory, and never behind autograd's back ------------------------------
-
-
 @each_form
 def test_in_place(variant, interleaved, inverse):
     rng, options = generator("in place"), {"interleaved": interleaved, "inverse": inverse}
@@ -211,9 +208,6 @@ def test_in_place_compiles():
     assert torch.equal(x * 2, want), "the input itself must have changed"
 
 
-# ---- transforms ----------------------------------------------------------------------------------
-
-
 def test_in_place_refuses_transforms():
     x, (cos, sin) = normal(generator("func"), 3, 5, 8), table(generator("func"), 5, 3)
 
@@ -263,8 +257,6 @@ def test_a_table_made_within_a_transform_is_a_constant():
     got, want = torch.func.grad(cubes)(x), torch.func.grad(cubes)(x, tables)
     assert torch.equal(got, want)
 
-
-# ---- rope_table ----------------------------------------------------------------------------------
 
 FREQ = torch.from_numpy(oracle.rope_frequencies(34))
 

@@ -32,9 +32,6 @@ def rotated(x, places, inv_freq, factor=1.0, **form):
     return wavepe.rope(x, cos, sin, **form)
 
 
-# --------------------------------------------------------------- RoPE is a wavelet transform [W]
-
-
 @given(positions, dims, bases)
 @steady
 def test_rope_is_a_wavelet_transform(m, dim, theta):
@@ -70,9 +67,6 @@ def test_discrete_haar_is_the_block_at_a_quarter_of_pi(seed, pairs):
     # its first row is the wavelet at scale 2, whose support ends before the shift
     shifts = 2 * np.arange(pairs) + 2
     assert_within(got[0::2], -analysis.wavelet_transform(x, 2, shifts, "haar"), 1e-15)
-
-
-# --------------------------------------------------------------- invariants of rotations
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s.get("rope_type", "partial"))
@@ -130,9 +124,6 @@ def test_the_shift_matrix_moves_the_sinusoid(m, k, dim, theta):
     assert_within(got, wavepe.sinusoidal(m + k, dim, theta), 1e-10)
 
 
-# --------------------------------------------------------------- invariants of relative scores
-
-
 @pytest.mark.parametrize("kind", oracle.KINDS)
 @given(seeds, st.integers(1, 40), st.integers(0, 40))
 @steady
@@ -156,9 +147,6 @@ def test_wavelet_scores_are_a_block_of_those_at_twice_the_length(kind, causal, s
         p, first, beyond = encoding.table(size, 16, causal=causal)
         scores.append(wavepe.relative_bias(q[:size], p, size, first=first, beyond=beyond))
     assert_same_bits(scores[0], scores[1][:length, :length])
-
-
-# --------------------------------------------------------------- in a model
 
 
 try:

@@ -79,9 +79,6 @@ def test_lines_stay_within_their_budget(folder):
     assert 0 < count <= LINES[folder], f"{folder} has {count} lines"
 
 
-# ---- what the search finds ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -37,9 +37,6 @@ def same(got, want):
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-# ------------------------------------------------------------------ positions and angles
-
-
 def test_bfloat16_positions(variant):
     """From 257 on two neighbours are one bfloat16 number."""
     positions = torch.arange(250, 270)
@@ -119,9 +116,6 @@ def test_a_decoded_token_is_a_row_of_the_full_pass(variant, dtype, head, interle
             assert torch.equal(pair[0], whole[:, :, i : i + 1])
 
 
-# ------------------------------------------------------------------ batches
-
-
 def test_a_position_for_every_token_of_a_batch(variant):
     """One row's table for all rows is what goes wrong elsewhere."""
     positions = torch.tensor([[0, 1, 2, 3], [7, 8, 9, 10], [5, 0, 1, 2**20]])
@@ -147,9 +141,6 @@ def test_left_padding(variant):
         assert (n == longest) == torch.allclose(shared[row, :, -n:], alone)
 
 
-# ------------------------------------------------------------------ memory
-
-
 def test_tables_of_inference_mode():
     """A kept table: right in inference; for training, right or refused, never wrong."""
     rotary = nn.Rotary(128)
@@ -164,9 +155,6 @@ def test_tables_of_inference_mode():
     assert torch.equal(got, ops.rope(torch.ones_like(x), cos.clone(), sin.clone(), inverse=True))
     with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved"):
         ops.rope(leaf, cos, sin)
-
-
-# ------------------------------------------------------------------ meaning
 
 
 def test_layouts_and_their_conversion(variant):
@@ -205,8 +193,6 @@ def test_bfloat16_states_are_rounded_once(variant):
     assert relative[0] < 2**-7
     assert relative[1] > 1
 
-
-# ---------------------------------------------------------------- models, lengths that come and go
 
 HEAD, LENGTH = 8, 16  # of hf_model's tiny Llamas
 FOLLOWS_LENGTH = [

@@ -26,9 +26,6 @@ def bump_slope(u):
     return np.exp(-u * u) * (1 - 2 * u * (1 + u))
 
 
-# ------------------------------------------------------------------ the encoding
-
-
 @pytest.mark.parametrize("options", ["scales=6", "scales=1+3,min_scale=1", "scales=3,min_scale=4"])
 def test_initial_parameters_are_the_grid_s(options):
     learned, plain = (wavepe.encoding(f"wavelet:{options}{end}") for end in (",learned=true", ""))
@@ -61,9 +58,6 @@ def test_kinds_without_a_gradient_are_refused(register, options, reason):
     wavepe.encoding("wavelet:kind=own,learned=true")
 
 
-# ------------------------------------------------------------------ its table, in torch
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mirrored", [None, True])
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
@@ -87,9 +81,6 @@ def test_values_and_derivatives(register, torch, kind, mirrored, causal):
     assert p.shape == want.shape
     assert np.abs(p.detach().numpy() - want).max() < 1e-14
     assert torch.autograd.gradcheck(lambda *leaves: table(*leaves)[0], leaves)
-
-
-# ------------------------------------------------------------------ models
 
 
 def parameters_of(model):

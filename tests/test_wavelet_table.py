@@ -18,9 +18,6 @@ from checks import check_wavelet_table as check
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)
 
 
-# ------------------------------------------------------------------ wavelet_grid
-
-
 @pytest.mark.parametrize("dim", [*SIZES, 6, 12, 24, 128])
 def test_grid_of_every_divisor(dim):
     for count in range(1, dim + 1):
@@ -80,9 +77,6 @@ def test_haar_with_a_fixed_scale():
     want = oracle.wavelet_table(40, *oracle.wavelet_grid(128, [1.0] * 8), "haar")
     assert np.array_equal(p, want)
     assert p.any()
-
-
-# ------------------------------------------------------------------ wavelet_table
 
 
 @each_kind
