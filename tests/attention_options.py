@@ -49,18 +49,11 @@ LARGE = [  # more than two blocks of queries, of keys, of rows of a table
     Shape(1, 2, 2, 513, 513, 64, 64),
 ]
 EMPTY = [
-    Shape(0, 2, 1, 5, 6, 4, 3),
-    Shape(2, 0, 0, 5, 6, 4, 3),
-    Shape(2, 0, 2, 5, 6, 4, 3),
-    Shape(2, 2, 1, 0, 6, 4, 3),
-    Shape(2, 2, 1, 5, 0, 4, 3),
-    Shape(2, 2, 1, 1, 0, 4, 3),
-    Shape(2, 2, 1, 5, 6, 0, 3),
-    Shape(2, 2, 1, 1, 6, 0, 3),
-    Shape(2, 2, 1, 5, 6, 4, 0),
-    Shape(2, 2, 1, 5, 6, 0, 0),
-    Shape(0, 0, 0, 0, 0, 0, 0),
-]
+    Shape(0, 2, 1, 5, 6, 4, 3), Shape(2, 0, 0, 5, 6, 4, 3), Shape(2, 0, 2, 5, 6, 4, 3),
+    Shape(2, 2, 1, 0, 6, 4, 3), Shape(2, 2, 1, 5, 0, 4, 3), Shape(2, 2, 1, 1, 0, 4, 3),
+    Shape(2, 2, 1, 5, 6, 0, 3), Shape(2, 2, 1, 1, 6, 0, 3), Shape(2, 2, 1, 5, 6, 4, 0),
+    Shape(2, 2, 1, 5, 6, 0, 0), Shape(0, 0, 0, 0, 0, 0, 0),
+]  # fmt: skip
 
 
 def largest(x):
@@ -250,12 +243,6 @@ OPTIONS = {
 }  # fmt: skip
 
 COMBINED = (
-    "plain",
-    "table",
-    "edge from 2, per head",
-    "narrow table, both sides, edge",
-    "bias",
-    "sinks",
-    "everything",
-    "everything, both sides",
-)
+    "plain", "table", "edge from 2, per head", "narrow table, both sides, edge", "bias", "sinks",
+    "everything", "everything, both sides",
+)  # fmt: skip

@@ -241,25 +241,19 @@ ATTENTION = {
 }
 MODELS = {
     2: [
-        (data_parallel, WAVELET, True),
-        (fsdp2, "transformer_xl", True),
-        (tensor_parallel, "wavelet:scales=4"),
-        (tensor_parallel, "alibi"),
+        (data_parallel, WAVELET, True), (fsdp2, "transformer_xl", True),
+        (tensor_parallel, "wavelet:scales=4"), (tensor_parallel, "alibi"),
         (tensor_parallel, "rope:theta=100+wavelet:scales=4"),
-        (fsdp2_without_a_group, COMBINED[1], True),
-        (sequence_parallel, "rope:theta=100"),
-    ],
+        (fsdp2_without_a_group, COMBINED[1], True), (sequence_parallel, "rope:theta=100")],
     3: [
         *((data_parallel, WAVELET, reentrant) for reentrant in (False, True)),
         *((data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)),
-        *((fsdp2, spec, True) for spec in (*LEARNED, "rows")),
-        (fsdp2, "transformer_xl", False),
+        *((fsdp2, spec, True) for spec in (*LEARNED, "rows")), (fsdp2, "transformer_xl", False),
         *((fsdp2_without_a_group, spec, True) for spec in (WAVELET, ASKED)),
         *((fsdp2, spec, True) for spec in (ASKED, COMBINED[4])),
         *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED, ASKED, COMBINED[0])),
-        *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi")),
-    ],
-}
+        *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi"))],
+}  # fmt: skip
 
 
 def errors(folder):

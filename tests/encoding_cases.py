@@ -436,18 +436,10 @@ def learned_by(model, layer=None):
 
 # One of each kind of term, and combinations of them; absolute ones beside, which modules refuse.
 KINDS = (
-    "rope:theta=100",
-    "wavelet:scales=4",
-    ASKED,
-    "wavelet:scales=4,learned=true",
-    "alibi",
-    "sandwich:dim=16",
-    "shaw:clip=3",
-    "transformer_xl",
-    "transformer_xl:biases=false",
-    "t5:buckets=6,max_distance=9",
-    "kerple",
-)
+    "rope:theta=100", "wavelet:scales=4", ASKED, "wavelet:scales=4,learned=true", "alibi",
+    "sandwich:dim=16", "shaw:clip=3", "transformer_xl", "transformer_xl:biases=false",
+    "t5:buckets=6,max_distance=9", "kerple",
+)  # fmt: skip
 
 
 def combinations(count, kinds=KINDS):

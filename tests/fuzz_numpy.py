@@ -145,14 +145,11 @@ class WaveletTable(Function):
         w = min(w, 4000 // max(dim, 1))
         offsets = w if chance(rng, 0.5) else some_layout(rng, rng.integers(-300, 300, w))
         return {
-            "offsets": offsets,
-            "scale": some_layout(rng, rng.uniform(0.5, 99, dim)),
-            "shift": some_layout(rng, rng.uniform(-9, 9, dim)),
-            "kind": pick(rng, *oracle.KINDS),
-            "mirrored": pick(rng, None, False, True),
-            "dtype": pick(rng, np.float32, np.float64),
+            "offsets": offsets, "scale": some_layout(rng, rng.uniform(0.5, 99, dim)),
+            "shift": some_layout(rng, rng.uniform(-9, 9, dim)), "kind": pick(rng, *oracle.KINDS),
+            "mirrored": pick(rng, None, False, True), "dtype": pick(rng, np.float32, np.float64),
             **some_out(rng),
-        }
+        }  # fmt: skip
 
     def judge(self, a):
         exact = oracle.wavelet_table(*(a[k] for k in ("offsets", *self.needed[1:], "mirrored")))

@@ -101,11 +101,9 @@ def base(theta=THETA, **others):
 
 
 EXPERTS = {
-    "num_experts": 3,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
+    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
-}
+}  # fmt: skip
 
 SLIDING = {"sliding_window": WINDOW}
 FAMILIES = {
@@ -143,9 +141,7 @@ FAMILIES = {
     "granite": Family(
         "granite",
         {
-            "attention_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
             "logits_scaling": 2.0,
         },
         scaling=0.5,
@@ -153,11 +149,8 @@ FAMILIES = {
     "granite_swa": Family(
         "granite_swa",
         {
-            **SLIDING,
-            "layer_types": [MIXED[0], *MIXED],
-            "num_hidden_layers": 3,
-            "attention_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
+            **SLIDING, "layer_types": [MIXED[0], *MIXED], "num_hidden_layers": 3,
+            "attention_multiplier": 0.5, "embedding_multiplier": 3.0,
         },
         windows=(WINDOW, WINDOW, None),
         positions=(True, True, False),
@@ -183,15 +176,9 @@ FAMILIES = {
     "gemma4_text": Family(
         "gemma4_text",
         {
-            **SLIDING,
-            "layer_types": 2 * MIXED,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,  # the last two reuse the keys of the first two
-            "global_head_dim": HEAD,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 6,
-            "vocab_size_per_layer_input": VOCABULARY,
+            **SLIDING, "layer_types": 2 * MIXED, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+            "global_head_dim": HEAD, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY,
         },
         windows=(WINDOW, None, WINDOW, None),
         positions=(True,) * 4,
@@ -212,32 +199,23 @@ FAMILIES = {
         windows=(WINDOW, None),
         table=lambda angles: angles,
     ),
-}
+}  # fmt: skip
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in families.FAMILIES}
 # Families that rotate nothing: their own term is the encoding "relative".
 UNROTATED = {
     "inkling_text": Family(
         "inkling_text",
         {
-            "head_dim": HEAD,
-            "swa_num_attention_heads": 6,
-            "swa_num_key_value_heads": 3,
-            "swa_head_dim": HEAD,
-            "sliding_window_size": WINDOW,
-            "local_layer_ids": [0],
-            "d_rel": 4,
-            "rel_extent": 9,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "mlp_layer_types": ["dense", "sparse"],
+            "head_dim": HEAD, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3,
+            "swa_head_dim": HEAD, "sliding_window_size": WINDOW, "local_layer_ids": [0], "d_rel": 4,
+            "rel_extent": 9, "moe_intermediate_size": 16, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"],
             "logits_mup_width_multiplier": 1.0,
         },
         windows=(WINDOW, None),
         convolutions=True,
     ),
-}
+}  # fmt: skip
 UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in families.FAMILIES}
 # Families that `patch` refuses, for set_theta.
 ROTARY = {
@@ -272,16 +250,10 @@ def build(family, theta=THETA, **options):
     """A stock model in evaluation mode, with weights large enough that positions matter."""
     kind = (FAMILIES | UNROTATED | ROTARY)[family]
     sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "max_position_embeddings": 64,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     if kind.grouped:
         sizes |= {"num_key_value_heads": 2, "head_dim": HEAD}
     sizes |= kind.bases(theta) | kind.options | options

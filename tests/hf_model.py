@@ -20,29 +20,18 @@ SCALINGS = {
     "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
     "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2},
     "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 0.25,
-        "high_freq_factor": 2.0,
-        ORIGINAL: LENGTH // 2,
-    },
-}
+        "factor": 4.0, "low_freq_factor": 0.25, "high_freq_factor": 2.0, ORIGINAL: LENGTH // 2},
+}  # fmt: skip
 
 
 def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
     """Return a configuration of two layers, with an unusual head size and grouped queries."""
     sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 12 * heads // 2,
-        "intermediate_size": 40,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": HEAD,
-        "max_position_embeddings": LENGTH,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": 12 * heads // 2, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": HEAD, "max_position_embeddings": LENGTH, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     return cls(**sizes | options)
 
 

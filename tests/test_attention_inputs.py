@@ -310,21 +310,12 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
     ("error", "match", "args"),
     [
         (ValueError, r"head size, .*q .* 8\), k .* 7\)", {"k": K[..., :7]}),
-        (
-            ValueError,
-            r"same size, .*p float32 \(9, 7\); p .* needs q_rel of size 7",
-            {"p": np.ones((9, 7), "f4")},
-        ),
-        (
-            ValueError,
-            r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
-            {"p": np.ones((9, 7), "f4"), "q_rel": Q},
-        ),
-        (
-            ValueError,
-            "q and q_rel .* same queries",
-            {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]},
-        ),
+        (ValueError, r"same size, .*p float32 \(9, 7\); p .* needs q_rel of size 7",
+         {"p": np.ones((9, 7), "f4")}),
+        (ValueError, r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
+         {"p": np.ones((9, 7), "f4"), "q_rel": Q}),
+        (ValueError, "q and q_rel .* same queries",
+         {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]}),
         (ValueError, "q_rel needs a table p", {"q_rel": Q}),
         (ValueError, r"of q, sinks \(2, 4\) and \(3,\)", {"sinks": np.ones(3)}),
         (TypeError, "sinks must hold real", {"sinks": np.ones(4, complex)}),
@@ -359,7 +350,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (TypeError, "causal", {"causal": "yes"}),
         (TypeError, "return_lse", {"return_lse": 2}),
     ],
-)
+)  # fmt: skip
 def test_errors(error, match, args):
     with pytest.raises(error, match=match):
         wavepe.attention(**{"q": Q, "k": K, "v": V} | args)

@@ -10,17 +10,10 @@ from benchmarks import score_parts
 
 LENGTH = 24
 SPECS = (
-    "none",
-    "rope",
-    "alibi",
-    "kerple",
-    "t5",
-    "transformer_xl",
-    "relative:extent=8,rank=4",
-    "wavelet:scales=2",
-    "wavelet:scales=2,biases=true,projection=true",
+    "none", "rope", "alibi", "kerple", "t5", "transformer_xl", "relative:extent=8,rank=4",
+    "wavelet:scales=2", "wavelet:scales=2,biases=true,projection=true",
     "rope:fraction=0.5+wavelet:scales=2,biases=true",
-)
+)  # fmt: skip
 
 
 def patched(spec):

@@ -254,15 +254,12 @@ SHAPES = {spec: shapes for spec, (_, shapes) in LEARNED.items()} | {
     "wavelet:scales=2,rank=2": {"projection": (4, 8, 2)},
     "wavelet:scales=2,rank=2,from_input=true": {"r_proj": (4, 2, 10)},
     "wavelet:scales=4,from_input=true,learned=true": {
-        "r_proj": (4, 8, 10),
-        "scale": (8,),
-        "shift": (8,),
-    },
+        "r_proj": (4, 8, 10), "scale": (8,), "shift": (8,)},
     "relative:extent=6,rank=3": {"r_proj": (4, 3, 10), "table": (6, 3)},
     "fox": {"f_proj": (4, 10), "f_bias": (4,)},
     "pope": {"delta": (4, 8)},
     "sink:initial=-2": {"sinks": (4,)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SHAPES)

@@ -166,11 +166,8 @@ def test_own_options_are_checked(own):
         ({"options": [("version", int, 1)]}, TypeError, "not be called version"),
         ({"options": [("size", str, "a,b")]}, ValueError, "own size must be"),
         ({"parameters": len}, TypeError, r"has parameters\(\) and needs learned = True"),
-        (
-            {"parameters": len, "learned_bias": len},
-            TypeError,
-            r"has learned_bias\(\) and needs learned = True",
-        ),
+        ({"parameters": len, "learned_bias": len}, TypeError,
+         r"has learned_bias\(\) and needs learned = True"),
         *(
             (
                 {"learned": True, method: len},
@@ -180,18 +177,12 @@ def test_own_options_are_checked(own):
             for method in ("slopes", "parameters", "learned_table", "learned_query")
         ),
         ({"options": [("learned", bool, True)]}, TypeError, r"learned and needs parameters\(\)"),
-        (
-            {"learned": True, "parameters": len, "input_decay": len},
-            TypeError,
-            r"input_decay\(\), which each layer calls: name its parameters in per_layer",
-        ),
-        (
-            {"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)},
-            TypeError,
-            r"has input_query\(\) and needs table\(\) or learned_table\(\)",
-        ),
+        ({"learned": True, "parameters": len, "input_decay": len}, TypeError,
+         r"input_decay\(\), which each layer calls: name its parameters in per_layer"),
+        ({"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)}, TypeError,
+         r"has input_query\(\) and needs table\(\) or learned_table\(\)"),
     ],
-)
+)  # fmt: skip
 def test_unfit_own_class(own, body, error, message):
     before = known_encodings()
     body = {"name": "own", "slopes": len, "options": (), **body}

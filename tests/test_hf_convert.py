@@ -137,13 +137,10 @@ def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     convert(source, tmp_path / "target", WAVELET)
     before, after = read(source / "config.json"), read(tmp_path / "target" / "config.json")
     changed = {
-        "model_type": "wavepe_llama",
-        "architectures": ["WavePELlamaForCausalLM"],
-        "position_encoding": WAVELET,
-        "attn_implementation": UNKNOWN,
-        "_attn_implementation": UNKNOWN,
-        "wavepe_version": wavepe.__version__,
-    }
+        "model_type": "wavepe_llama", "architectures": ["WavePELlamaForCausalLM"],
+        "position_encoding": WAVELET, "attn_implementation": UNKNOWN,
+        "_attn_implementation": UNKNOWN, "wavepe_version": wavepe.__version__,
+    }  # fmt: skip
     assert after.pop("auto_map").items() > before.pop("auto_map").items()
     assert after == {**before, **changed}
     load(tmp_path / "target")

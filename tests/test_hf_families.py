@@ -344,25 +344,17 @@ def test_what_the_attention_does_not_know():
 
 
 SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "pad_token_id": 0,
+}  # fmt: skip
 UNSUPPORTED = {
     "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY},
     "bert": SIZES,
     "llama4_text": {
-        **SIZES,
-        "intermediate_size_mlp": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-        "num_local_experts": 2,
-    },
+        **SIZES, "intermediate_size_mlp": 32, "num_key_value_heads": 4, "head_dim": 8,
+        "num_local_experts": 2},
     "cohere": SIZES,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)

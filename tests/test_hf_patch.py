@@ -169,12 +169,10 @@ def test_encodings_in_every_form():
 @pytest.mark.parametrize(
     "cls",
     [
-        LlamaModel,
-        LlamaForSequenceClassification,
-        LlamaForTokenClassification,
+        LlamaModel, LlamaForSequenceClassification, LlamaForTokenClassification,
         LlamaForQuestionAnswering,
     ],
-)
+)  # fmt: skip
 def test_other_heads(cls, spec):
     whole = tiny()
     model = tiny(cls)

@@ -19,17 +19,10 @@ TYPES = {
     "default": {},
     **SCALINGS,
     "yarn with options": {
-        "rope_type": "yarn",
-        "factor": 3.0,
-        ORIGINAL: LENGTH // 2,
-        "beta_fast": 4.0,
-        "beta_slow": 0.5,
-        "truncate": False,
-        "mscale": 0.7,
-        "mscale_all_dim": 1.0,
-    },
+        "rope_type": "yarn", "factor": 3.0, ORIGINAL: LENGTH // 2, "beta_fast": 4.0,
+        "beta_slow": 0.5, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.0},
     "proportional": {"partial_rotary_factor": 0.5},
-}
+}  # fmt: skip
 LENGTHS = (1, 7, LENGTH // 2, LENGTH // 2 + 1, LENGTH, LENGTH + 1, 3 * LENGTH)
 # The types of stock models: transformers 5.0 has no proportional.
 KNOWN = ("default", *ROPE_INIT_FUNCTIONS)

@@ -202,16 +202,11 @@ def test_packed_unseen(model):
     ways = {
         "evaluation's own cache": {"position_ids": positions},
         "a cache of the caller's": {
-            "position_ids": positions,
-            "past_key_values": DynamicCache(config=model.config),
-        },
+            "position_ids": positions, "past_key_values": DynamicCache(config=model.config)},
         "a mask of ones": {
-            "position_ids": positions,
-            "attention_mask": torch.ones_like(ids),
-            "use_cache": False,
-        },
+            "position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False},
         "cu_seq_lens alone": {**flash_arguments(ends), "use_cache": False},
-    }
+    }  # fmt: skip
     for way, options in ways.items():
         assert close(logits(model, ids, **options), wanted, ROUNDING), way
     with pytest.raises(ValueError, match="packed"):  # it could not be continued

@@ -22,16 +22,12 @@ TYPES = {
     "yarn": ({"factor": 4.0, **ORIGINAL}, lambda n: oracle_rope.yarn(8, 1e4, 4, 16)),
     "llama3": (LLAMA3, lambda n: oracle_rope.llama3(8, 1e4, 8, 16, 1, 4)),
     "proportional": (
-        {"partial_rotary_factor": 0.5},
-        lambda n: oracle_rope.proportional(8, 1e4, 0.5),
-    ),
+        {"partial_rotary_factor": 0.5}, lambda n: oracle_rope.proportional(8, 1e4, 0.5)),
     "default": (
-        {"partial_rotary_factor": 0.5, "rope_theta": 500.0},
-        lambda n: oracle_rope.default(4, 500),
-    ),
+        {"partial_rotary_factor": 0.5, "rope_theta": 500.0}, lambda n: oracle_rope.default(4, 500)),
     "dynamic": ({"factor": 4.0}, lambda n: oracle_rope.dynamic(8, 1e4, 4, n, 16)),
     "longrope": (LONG, lambda n: oracle_rope.longrope(8, 1e4, [1 if n <= 16 else 4] * 4, 4, 16)),
-}
+}  # fmt: skip
 
 
 def scaled(kind):
