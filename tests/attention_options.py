@@ -41,13 +41,10 @@ SHAPES = [
     for i in range(17)
 ]
 LARGE = [  # more than two blocks of queries, of keys, of rows of a table
-    Shape(1, 2, 1, 131, 131, 32, 32),
-    Shape(2, 1, 1, 300, 777, 24, 40),
-    Shape(1, 4, 2, 3, 1100, 16, 16),
-    Shape(1, 3, 3, 1, 2000, 64, 64),
-    Shape(1, 1, 1, 700, 65, 8, 8),
+    Shape(1, 2, 1, 131, 131, 32, 32), Shape(2, 1, 1, 300, 777, 24, 40),
+    Shape(1, 4, 2, 3, 1100, 16, 16), Shape(1, 3, 3, 1, 2000, 64, 64), Shape(1, 1, 1, 700, 65, 8, 8),
     Shape(1, 2, 2, 513, 513, 64, 64),
-]
+]  # fmt: skip
 EMPTY = [
     Shape(0, 2, 1, 5, 6, 4, 3), Shape(2, 0, 0, 5, 6, 4, 3), Shape(2, 0, 2, 5, 6, 4, 3),
     Shape(2, 2, 1, 0, 6, 4, 3), Shape(2, 2, 1, 5, 0, 4, 3), Shape(2, 2, 1, 1, 0, 4, 3),

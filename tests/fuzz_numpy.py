@@ -302,12 +302,9 @@ class RopeTable(Function):
     def bad(self, a):
         h, axes = len(a["inv_freq"]), a["positions"].shape[-1] if a["positions"].ndim else 0
         return [
-            ("inv_freq", np.ones((h, 1))),
-            ("sections", [h + 1]),
-            ("sections", [h] + [0] * axes),
-            ("precision", "half"),
-            ("dtype", np.int8),
-        ]
+            ("inv_freq", np.ones((h, 1))), ("sections", [h + 1]), ("sections", [h] + [0] * axes),
+            ("precision", "half"), ("dtype", np.int8),
+        ]  # fmt: skip
 
 
 def judge_rope_table(positions, inv_freq, options, dtype):
@@ -397,10 +394,6 @@ class Attention(Function):
 
 
 TARGETS = {
-    "psi": Psi(),
-    "wavelet_table": WaveletTable(),
-    "relative_bias": RelativeBias(),
-    "rope": Rope(),
-    "rope_table": RopeTable(),
-    "attention": Attention(),
-}
+    "psi": Psi(), "wavelet_table": WaveletTable(), "relative_bias": RelativeBias(), "rope": Rope(),
+    "rope_table": RopeTable(), "attention": Attention(),
+}  # fmt: skip

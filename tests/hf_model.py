@@ -148,13 +148,8 @@ def close(got, wanted, bound=1e-4):
 SPECS = [spec for spec in CONSTANT if spec != INTERLEAVED]  # which a Llama refuses
 # One of each entry point, for tests that are not about the encoding's own numbers.
 EACH_ENTRY = (
-    "wavelet:scales=4",
-    "alibi",
-    "sandwich:dim=16",
-    "none",
-    "sinusoidal",
-    "rope:theta=100",
-)
+    "wavelet:scales=4", "alibi", "sandwich:dim=16", "none", "sinusoidal", "rope:theta=100",
+)  # fmt: skip
 
 
 def parts_in(model, encoding, length, layer=0):

@@ -504,15 +504,11 @@ class MergeAttention(Operator):
 OPERATORS = {
     op.name: op
     for op in (
-        Rope("rope"),
-        Rope("rope_"),
-        Rope("rope_qk"),
-        RopeTable("rope_table"),
-        WaveletTable("wavelet_table"),
-        RelativeBias("relative_bias"),
+        Rope("rope"), Rope("rope_"), Rope("rope_qk"), RopeTable("rope_table"),
+        WaveletTable("wavelet_table"), RelativeBias("relative_bias"),
         MergeAttention("merge_attention"),
     )
-}
+}  # fmt: skip
 
 
 # ---- programs in which only values tell a size ---------------------------------------------------

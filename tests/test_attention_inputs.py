@@ -65,15 +65,11 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_b
         args = {
             name: rng.normal(size=(*axes, *rest)).astype(np.float32)
             for name, axes, rest in (
-                ("q", of_q, (m, 4)),
-                ("k", of_k, (n, 4)),
-                ("v", of_v, (n, 3)),
-                ("p", of_p, (6, 4)),
-                ("slopes", of_slopes, ()),
-                ("bias", of_bias, (6,)),
+                ("q", of_q, (m, 4)), ("k", of_k, (n, 4)), ("v", of_v, (n, 3)), ("p", of_p, (6, 4)),
+                ("slopes", of_slopes, ()), ("bias", of_bias, (6,)),
             )
             if axes is not None
-        }
+        }  # fmt: skip
         if "p" in args:  # q_rel has the axes of p, which are not q's
             args["p"] = args["p"][..., :3]
             args["q_rel"] = rng.normal(size=(*of_p, m, 3)).astype(np.float32)

@@ -265,11 +265,7 @@ def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
     ]
     (tmp_path / "swap.ipynb").write_text(json.dumps({"cells": cells}))
     assert hooks._notebook(tmp_path / "swap.ipynb").split("\n\n") == [
-        "# Swap\nand $x$",
-        "```python\nswap()\n```",
-        "```{.text .output}\n5.25\n5.36\n```",
-        "![](data:image/png;base64,iVBORw==)",
-        "```{.text .output}\n'a'\n```",
-        "**A # b**\nc",
+        "# Swap\nand $x$", "```python\nswap()\n```", "```{.text .output}\n5.25\n5.36\n```",
+        "![](data:image/png;base64,iVBORw==)", "```{.text .output}\n'a'\n```", "**A # b**\nc",
         "[This page as a notebook](swap.ipynb)",
-    ]
+    ]  # fmt: skip

@@ -9,7 +9,7 @@ from rope_cases import LONG, ORIGINAL, SHORT
 from wavepe.encodings import RoPE
 
 TRAINED = 100
-SCALINGS = {
+SCALINGS = {  # spec: the parameters of wavepe.rope_frequencies
     "rope:type=default": {"rope_type": "default"},
     "rope:theta=500,type=linear,factor=4": {"rope_type": "linear", "factor": 4.0},
     "rope:type=dynamic,factor=2.5": {"rope_type": "dynamic", "factor": 2.5},

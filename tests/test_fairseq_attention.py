@@ -245,12 +245,8 @@ def test_attention_refuses_what_it_does_not_do(changed, message):
     attention = model("alibi").decoder.layers[0].self_attn
     x = torch.zeros(4, 1, DIM)
     call = {
-        "query": x,
-        "key": x,
-        "value": x,
-        "attn_mask": torch.empty(0),
-        "need_weights": False,
-    }
+        "query": x, "key": x, "value": x, "attn_mask": torch.empty(0), "need_weights": False,
+    }  # fmt: skip
     attention(**call)
     with pytest.raises(NotImplementedError, match=message):
         attention(**call | changed)

@@ -143,13 +143,9 @@ HOW = {
 }
 QUICK = [(WAVELET, "packed")]
 MASKED = [
-    *QUICK,
-    ("alibi", "lengths"),
-    (WAVELET, "own"),
-    (WAVELET, "padding"),
-    ("transformer_xl", "padding"),
-    ("alibi", "packed"),
-]
+    *QUICK, ("alibi", "lengths"), (WAVELET, "own"), (WAVELET, "padding"),
+    ("transformer_xl", "padding"), ("alibi", "packed"),
+]  # fmt: skip
 MASKED += [(spec, "lengths") for spec in (WAVELET, "shaw:clip=3", "none", "rope", "sinusoidal")]
 MASKED = [pytest.param(*m, marks=() if m in QUICK else pytest.mark.slow) for m in MASKED]
 

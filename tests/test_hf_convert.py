@@ -153,16 +153,13 @@ ROPES = {
         "rope_parameters": None,
         "rope_theta": 300.0,
         "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8,
         },
         "torch_dtype": "bfloat16",
         "dtype": None,
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)

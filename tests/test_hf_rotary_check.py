@@ -45,11 +45,8 @@ def with_interpolated_positions(model):
 
 
 CHANGES = (
-    with_interpolated_positions,
-    with_changed_base,
-    with_changed_frequencies,
-    with_changed_factor,
-)
+    with_interpolated_positions, with_changed_base, with_changed_frequencies, with_changed_factor,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -23,13 +23,10 @@ from attention_cases import (
 from cases import generator
 from wavepe.ops._attention_checks import Arguments
 
-SHAPES = [
-    Shape(2, 4, 2, 7, 9, 8, 0),
-    Shape(1, 1, 1, 130, 70, 8, 0),
-    Shape(3, 2, 1, 1, 90, 8, 0),  # one query: decoding
-    Shape(1, 2, 1, 200, 500, 4, 0),
-    Shape(2, 3, 3, 97, 97, 5, 0),
-]
+SHAPES = [  # the third decodes
+    Shape(2, 4, 2, 7, 9, 8, 0), Shape(1, 1, 1, 130, 70, 8, 0), Shape(3, 2, 1, 1, 90, 8, 0),
+    Shape(1, 2, 1, 200, 500, 4, 0), Shape(2, 3, 3, 97, 97, 5, 0),
+]  # fmt: skip
 
 
 def raw(function, arguments, dropout_p, seed):

@@ -16,16 +16,12 @@ from wavepe import ops
 KINDS = ("ricker", "gaussian", "morlet", "haar")
 TOLERANCE = 1e-7  # of the largest value
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-WAVELETS = {  # METHODS 1: the published sets of scales, as many as divide each head size
-    "octaves": [2.0**i for i in range(8)],
-    "from 2": [2.0**i for i in range(1, 9)],
-    "from 4": [2.0**i for i in range(2, 10)],
-    "four": [2.0**i for i in range(4)],
-    "two": [1.0, 2.0],
-    "16": [2.0**i for i in range(16)],
-    "32": [2.0**i for i in range(32)],
-    "one": [128.0],
-}
+# METHODS 1: the published sets of scales, as many as divide each head size
+WAVELETS = {
+    "octaves": [2.0**i for i in range(8)], "from 2": [2.0**i for i in range(1, 9)],
+    "from 4": [2.0**i for i in range(2, 10)], "four": [2.0**i for i in range(4)], "two": [1.0, 2.0],
+    "16": [2.0**i for i in range(16)], "32": [2.0**i for i in range(32)], "one": [128.0],
+}  # fmt: skip
 
 
 def ranks(zones):
