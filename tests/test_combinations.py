@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import wavepe
-from encoding_cases import ASKED, KINDS, combinations, name_of
+from encoding_cases import ASKED, KINDS, LEARNED, combinations, name_of
 
 encoding = wavepe.encoding
 
@@ -257,9 +257,9 @@ def test_a_cache_gives_the_same(spec):
     assert (torch.cat(steps, 1) - whole).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("spec", PAIRS)
+@pytest.mark.parametrize("spec", ["alibi", "rope", *LEARNED, ASKED, *PAIRS])
 def test_gradients(spec):
-    """Check those of the learned parameters and of the queries, by differences."""
+    """Check those of the queries and of what is learned, by differences; each kind alone, too."""
     attention = made(spec, heads=2, kv_heads=1)
     names = [name for name, _ in attention.position_encoding.named_parameters()]
     parameters = [x.detach() for x in attention.position_encoding.parameters()]

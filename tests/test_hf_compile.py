@@ -67,19 +67,6 @@ def test_one_graph_for_every_length(spec, compiled, graphs):
     assert len(graphs) == 1
 
 
-@each((WAVELET, "transformer_xl"))
-def test_export_for_every_length(spec):
-    model, ids = patched_tiny(spec, **ONE), tokens(2, 9)
-    shapes = {"input_ids": {1: torch.export.Dim("length", min=2, max=4096)}, "use_cache": None}
-    program = torch.export.export(
-        model, (), {"input_ids": ids, "use_cache": False}, dynamic_shapes=shapes
-    ).module()
-    for length in (2, 9, 300):
-        ids = tokens(2, length)
-        wanted = logits(model, ids)
-        assert close(logits(program, input_ids=ids, use_cache=False), wanted, 1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_library_of_aotinductor(tmp_path):

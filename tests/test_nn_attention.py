@@ -286,19 +286,6 @@ def test_dropout_in_training_only():
     assert not made("none", dropout=1.0).train()(x).any()
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", "rope", *LEARNED, ASKED])
-def test_gradients(spec):
-    module, x = made(spec, heads=2, kv_heads=1), tokens(4, dim=16, batch=1)
-    names = [name for name, _ in module.named_parameters()]
-    values = [value.detach().clone().requires_grad_() for _, value in module.named_parameters()]
-
-    def function(x, *values):
-        parameters = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(module, parameters, (x,))
-
-    assert torch.autograd.gradcheck(function, (x.requires_grad_(), *values), fast_mode=True)
-
-
 @pytest.mark.parametrize("spec", [*LEARNED, ASKED])
 def test_what_is_learned_gets_a_gradient(spec):
     """From its first value on."""
