@@ -8,7 +8,7 @@ import pytest
 import wavepe
 from cases import INTEGERS, assert_same_bits, assert_within
 from encoding_cases import ASKED, CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
-from wavepe.encodings import Shaw, Wavelet, known_encodings
+from wavepe.encodings import Shaw, known_encodings
 
 # (length, head size, heads); 24 is not a power of two.
 SIZES = [(1, 8, 1), (9, 8, 4), (40, 24, 3)]
@@ -220,20 +220,6 @@ def test_more_bits_than_dims(position, count):
     message = rf"with {count - 1} dims .* got {position}, which has {count} bits"
     with pytest.raises(ValueError, match=message):
         binary.absolute([0, position, 1], count - 1)
-
-
-@pytest.mark.parametrize("kind", ["ricker", "gaussian", "morlet", "haar"])
-def test_mirrored_table_is_the_literal_one_turned_round(kind):
-    literal, _, _ = Wavelet(kind=kind, scales=4, mirrored=False).table(20, 16, causal=False)
-    mirrored, _, _ = Wavelet(kind=kind, scales=4, mirrored=True).table(20, 16, causal=False)
-    np.testing.assert_array_equal(mirrored, literal[::-1])
-
-
-@pytest.mark.parametrize("scales", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_published_scale_sets(scales):
-    p, _, _ = wavepe.encoding("wavelet", scales=scales).table(9, 128)
-    assert np.isfinite(p).all()
-    assert (p[0, :: 128 // scales] == 1).all()  # shift 0, delta 0
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(12, 128), (3, 2), (8, 6)])
