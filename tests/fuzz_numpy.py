@@ -14,7 +14,7 @@ import oracle
 import wavepe
 from attention_arrays import compare as compare_attention
 from attention_arrays import judge as judge_attention
-from checks import rope_bound
+from checks import judge_wavelet_table, rope_bound
 from fuzz_draw import (
     NONSENSE,
     chance,
@@ -142,8 +142,7 @@ class WaveletTable(Function):
         }  # fmt: skip
 
     def judge(self, a):
-        exact = oracle.wavelet_table(*(a[k] for k in ("offsets", *self.needed[1:], "mirrored")))
-        return exact, wavelet_bound(exact, **a)
+        return judge_wavelet_table(*(a[k] for k in (*self.needed, "mirrored", "dtype")))
 
     def bad(self, a):
         dim = len(a["scale"])
@@ -158,14 +157,6 @@ class WaveletTable(Function):
             ("dtype", np.uint8),
             ("out", np.empty((3, dim + 1), np.float32)),
         ]
-
-
-def wavelet_bound(exact, offsets, scale, shift, kind, mirrored, dtype, **_):
-    """Return the bound of a result that is computed in float64 and rounded once."""
-    t = np.arange(offsets) if isinstance(offsets, int) else np.asarray(offsets)
-    flip = (kind == "haar") if mirrored is None else mirrored
-    bound = cases.psi_bound(kind, ((-t if flip else t)[:, None] - shift) / scale, np.float64)
-    return bound if dtype == np.float64 else bound + cases.ulp(exact, dtype) / 2
 
 
 # ---- relative bias -------------------------------------------------------------------------------
