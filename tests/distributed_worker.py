@@ -269,8 +269,6 @@ def errors(folder):
 
 
 # ------------------------------------------------------------------ transformers' own plan
-
-
 def tensor_parallel_plan(folder):
     """Whether each model in the folder computes the same in two processes, or an error's words."""
     ids, results = tokens(2, 12), {}
@@ -287,8 +285,6 @@ def tensor_parallel_plan(folder):
 
 
 # ------------------------------------------------------------------ the example of FSDP2
-
-
 def batch():
     return torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(5))
 
@@ -350,8 +346,6 @@ def fsdp2_example(folder):
 
 
 # ------------------------------------------------------------------ processes
-
-
 def start(rank, work, processes, folder):
     torch.set_num_threads(1)
     # transformers asks these

@@ -207,8 +207,6 @@ def without_plugin(monkeypatch):
 
 
 # --------------------------------------------------------------- models
-
-
 @functools.cache
 def _of_gpt():
     line = arguments("unused", *NO_DROPOUT, recipe=GPT)

@@ -22,8 +22,6 @@ PAIRS = 200_000  # pairs of a query and a key, in all heads; the oracle takes 50
 
 
 # ---- shapes and options --------------------------------------------------------------------------
-
-
 def draw_shape(rng):
     """Draw a shape: a third are small; some of the others decode, some are long."""
     small, how, m, n = chance(rng, 0.35), rng.random(), length(rng), length(rng)
@@ -204,8 +202,6 @@ OTHERS = {
 
 
 # ---- constant tables -----------------------------------------------------------------------------
-
-
 def constant_table(rng, p, first, beyond):
     """A `RelativeTable` of random rows, which it keeps, or of smooth ones, where it finds zones."""
     if chance(rng, 0.6) and p.shape[-1]:
@@ -227,8 +223,6 @@ def rows_of(table, k, causal):
 
 
 # ---- the function --------------------------------------------------------------------------------
-
-
 class Attention:
     """Calls of ops.attention: out, lse, and gradients of some of the inputs."""
 

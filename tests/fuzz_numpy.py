@@ -80,8 +80,6 @@ def some_out(rng):
 
 
 # ---- wavelets ------------------------------------------------------------------------------------
-
-
 class Psi(Function):
     """ricker, gaussian, morlet and haar."""
 
@@ -160,8 +158,6 @@ class WaveletTable(Function):
 
 
 # ---- relative bias -------------------------------------------------------------------------------
-
-
 class RelativeBias(Function):
     needed = ("q", "p", "keys", "first", "beyond")
     function = staticmethod(wavepe.relative_bias)
@@ -208,8 +204,6 @@ def judge_bias(q, p, keys, first, beyond, dtype):
 
 
 # ---- rotary --------------------------------------------------------------------------------------
-
-
 class Rope(Function):
     needed = ("x", "cos", "sin")
     function = staticmethod(wavepe.rope)
@@ -302,8 +296,6 @@ def judge_rope_table(positions, inv_freq, options, dtype):
 
 
 # ---- attention -----------------------------------------------------------------------------------
-
-
 class Attention(Function):
     """Calls of wavepe.attention: out and lse, with any leading axes."""
 

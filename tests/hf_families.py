@@ -271,8 +271,6 @@ def build(family, theta=THETA, **options):
 
 
 # ------------------------------------------------------------------ encodings
-
-
 def stirred(model):
     """The model, with learned parameters that are not at their initial values."""
     generator = torch.Generator().manual_seed(7)

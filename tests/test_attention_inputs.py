@@ -32,8 +32,6 @@ def arrays(given):
 
 
 # ---- shapes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_v", "of_p", "of_slopes", "of_bias", "lead"),
     [
@@ -118,8 +116,6 @@ def test_bias_is_read_as_what_is_computed_in(variant):
 
 
 # ---- memory ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, "bfloat16"])
 def test_every_layout(variant, dtype):
     if dtype == "bfloat16":
@@ -243,8 +239,6 @@ def test_a_table_may_be_endless(variant):
 
 
 # ---- dtypes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_v", "of_p", "result"),
     [

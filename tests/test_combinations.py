@@ -12,9 +12,8 @@ from encoding_cases import ASKED, KINDS, LEARNED, combinations, name_of
 
 encoding = wavepe.encoding
 
+
 # --------------------------------------------------------------- specs
-
-
 @pytest.mark.parametrize(
     ("spec", "parts", "layers"),
     [
@@ -136,8 +135,6 @@ def test_layers_that_do_not_fit():
 
 
 # --------------------------------------------------------------- arrays
-
-
 def test_what_a_combination_does():
     combination = encoding("sinusoidal+rope+shaw+t5+alibi")
     assert (combination.adds, combination.rotates, combination.terms) == (

@@ -58,8 +58,6 @@ def vectors(encoding, positions, head=8, **lengths):
 
 
 # ------------------------------------------------------------------ arrays
-
-
 def learned_sines(deltas, head, **_):
     """[S]: rows begin as the sine waves of the clipped distance."""
     return {"relative": oracle.sinusoidal(np.clip(np.asarray(deltas), -3, 3), head)}

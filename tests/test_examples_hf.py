@@ -31,8 +31,6 @@ def test_every_file_has_its_test():
 
 
 # ------------------------------------------------------------------ Trainer
-
-
 @pytest.fixture(scope="module")
 def trainer_run(tmp_path_factory):
     needs("accelerate")
@@ -150,8 +148,6 @@ def test_peft_adapter_holds_the_encoding(tmp_path):
 
 
 # ------------------------------------------------------------------ Accelerate
-
-
 def test_cpu_offload_changes_nothing(capsys):
     needs("accelerate")
     example = examples.load("hf_cpu_offload")
@@ -215,8 +211,6 @@ def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
 
 
 # ------------------------------------------------------------------ compilers
-
-
 @pytest.mark.slow
 def test_compile_makes_one_graph(capsys):
     """Dynamo's graphs, run by PyTorch: inductor takes a minute to come to the same."""
@@ -249,8 +243,6 @@ def test_export_serves_every_length(spec, tmp_path):
 
 
 # ------------------------------------------------------------------ lm-evaluation-harness
-
-
 @pytest.mark.slow
 def test_lm_eval_scores_the_choices(tmp_path):
     pytest.importorskip("lm_eval")

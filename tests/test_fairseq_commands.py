@@ -24,8 +24,6 @@ OF_TRANSFORMER_LM = [
 
 
 # --------------------------------------------------------------- --pos-enc
-
-
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -65,8 +63,6 @@ def test_a_spec_survives_the_configuration(spec):
 
 
 # --------------------------------------------------------------- architectures
-
-
 def parsed(*words, recipe=cases.WIKI103):
     return cases.options.parse_args_and_arch(
         cases.options.get_training_parser(), cases.arguments("unused", *words, recipe=recipe)
@@ -121,8 +117,6 @@ def test_a_configuration_of_hydra():
 
 
 # --------------------------------------------------------------- shorthands
-
-
 @pytest.mark.parametrize(
     ("spec", "shorthands", "wanted"),
     [
@@ -182,8 +176,6 @@ def test_shorthands_on_the_command_line(tmp_path):
 
 
 # --------------------------------------------------------------- commands and what they need
-
-
 def test_installed_scripts():
     installed = importlib.metadata.entry_points(group="console_scripts")
     ours = {script.name: script for script in installed if script.name.startswith("wavepe-fair")}
@@ -238,8 +230,6 @@ def test_importing_the_package_loads_nothing():
 
 
 # --------------------------------------------------------------- --user-dir
-
-
 def test_the_folder_for_user_dir(capsys, monkeypatch):
     """fairseq's own parser loads it, and then knows --pos-enc."""
     runpy.run_module("wavepe.fairseq", run_name="__main__")

@@ -35,8 +35,6 @@ HEADS = {
 
 
 # ------------------------------------------------------------------ models
-
-
 @pytest.mark.parametrize(
     ("form", "spec"),
     [*(("tied", spec) for spec in SPECS), *(("single", spec) for spec in SPECS[::3])],
@@ -127,8 +125,6 @@ def test_a_checkpoint_that_names_no_class(tmp_path):
 
 
 # ------------------------------------------------------------------ configurations
-
-
 def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     own = {"foo": {"bar": [1, 2.5, None]}, "rms_norm_eps": 1e-05, "_attn_implementation": "sdpa"}
@@ -194,8 +190,6 @@ def test_other_forms_of_encodings_and_folders(tmp_path):
 
 
 # ------------------------------------------------------------------ families
-
-
 @by_turns(0, always=("llama", "gpt_neox", "mixtral"))
 def test_every_family(family, tmp_path):
     model = build(family)
@@ -331,8 +325,6 @@ class RunsCode:
 
 
 # ------------------------------------------------------------------ the command
-
-
 def run(capsys, *argv):
     capsys.readouterr()
     code = main(["convert", *map(str, argv)])

@@ -200,8 +200,6 @@ def test_a_mask_that_hides_nothing_is_none(family, monkeypatch):
 
 
 # ------------------------------------------------------------------ models that are not patched
-
-
 @pytest.fixture
 def registered():
     """A function that builds a stock model, and the same with attn_implementation="wavepe"."""

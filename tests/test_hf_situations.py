@@ -126,8 +126,6 @@ def in_pieces(model, ids, mask, cache, cuts=ODD):
 
 
 # ------------------------------------------------------------------ padding
-
-
 @cell(WAVELET, ALIBI, "sinusoidal")
 def test_left_padding(model):
     ids, mask = padded("left")
@@ -152,8 +150,6 @@ def test_right_padding(model):
 
 
 # ------------------------------------------------------------------ packed sequences
-
-
 def packed(lengths):
     """Sequences in one row: tokens, positions, and where each begins and ends."""
     ids = tokens(1, sum(lengths))
@@ -214,8 +210,6 @@ def test_packed_unseen(model):
 
 
 # ------------------------------------------------------------------ caches
-
-
 def fill(model, make, cuts):
     """A pass in pieces into new caches, with and without padding, against one without a cache."""
     for ids, mask in ((tokens(2, 13), None), padded("left")):
@@ -279,8 +273,6 @@ def test_chunked_prefill_left_padding(model):
 
 
 # ------------------------------------------------------------------ other ways to generate
-
-
 @cell(WAVELET)
 def test_beams(model):
     ids, mask = padded("left", (9, 5, 7))
@@ -307,8 +299,6 @@ def test_assisted(model):
 
 
 # ------------------------------------------------------------------ training
-
-
 @cell(WAVELET, ALIBI)
 def test_checkpointing(model):
     ids = tokens(2, 2 * WINDOW)
@@ -321,8 +311,6 @@ def test_checkpointing(model):
 
 
 # ------------------------------------------------------------------ compilers
-
-
 def slopes(run, model, *args, **kwargs):
     """Logits, and gradients of a sum of them in which each counts."""
     model.zero_grad()

@@ -208,8 +208,6 @@ def test_the_text_model_among_others():
 
 
 # ---------------------------------------------------------------- caches
-
-
 @pytest.mark.parametrize("family", ["llama", "glm", "gemma3_text"])
 def test_keys_of_another_theta_are_refused(family):
     model, ids = build(family), tokens(1, LENGTH)
@@ -280,8 +278,6 @@ def test_compiled_models_follow():
 
 
 # ---------------------------------------------------------------- encodings of wavepe
-
-
 @pytest.mark.parametrize("spec", ["rope", "rope:theta=30", "rope:theta=30,type=linear,factor=2"])
 def test_patched_models(spec, tmp_path):
     model, ids = build("llama"), tokens(1, LENGTH)

@@ -106,8 +106,6 @@ def test_saving_where_others_wrap_it_and_modules_are_loaded_again():
 
 
 # --------------------------------------------------------------- the configuration
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_configurations_keep_the_encoding(spec, tmp_path):
     encoding = wavepe.encoding(spec)
@@ -258,8 +256,6 @@ def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
 
 
 # --------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("other", ["sdpa", "eager"])
 def test_refused(other, tmp_path):
     """Another attention, another spec on a live model, and patch and unpatch."""

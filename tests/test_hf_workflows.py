@@ -38,8 +38,6 @@ def trained(model):
 
 
 # ------------------------------------------------------------------ Accelerate
-
-
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_device_map(where, tmp_path):
     """A parameter on the disk is there for the time of its module's forward only."""
@@ -59,8 +57,6 @@ def test_device_map(where, tmp_path):
 
 
 # ------------------------------------------------------------------ Trainer
-
-
 def arguments(folder, **options):
     options |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     return TrainingArguments(str(folder), **options)
@@ -310,8 +306,6 @@ def test_a_patched_model_in_peft_and_out_again(tmp_path):
 
 
 # ------------------------------------------------------------------ several devices
-
-
 @pytest.mark.parametrize(
     ("first", "spec"),
     [

@@ -188,8 +188,6 @@ def test_nothing_to_attend_to():
 
 
 # --------------------------------------------------------------- positions
-
-
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
 def test_positions_that_are_refused(spec):
     module, x, here = made(spec), tokens(), torch.arange(11)
@@ -236,8 +234,6 @@ def test_the_order_of_hidden_tokens_is_no_matter(spec):
 
 
 # --------------------------------------------------------------- rotary types that move
-
-
 def test_a_base_for_evaluation():
     module, x = made("rope:theta=50,inference_theta=10000"), tokens()
     plain = made("rope")
@@ -268,8 +264,6 @@ def test_types_that_follow_the_length(spec):
 
 
 # --------------------------------------------------------------- dropout and gradients
-
-
 def test_dropout_in_training_only():
     module, x = made("wavelet:scales=4", dropout=0.5), tokens()
     plain = made("wavelet:scales=4")(x)
@@ -296,8 +290,6 @@ def test_what_is_learned_gets_a_gradient(spec):
 
 
 # --------------------------------------------------------------- encodings of one's own
-
-
 def test_every_method_of_ones_own(own):
     @wavepe.register_encoding
     class Near(Encoding):
@@ -369,8 +361,6 @@ def test_an_encodings_own_layers_keep_their_digits_under_autocast(own):
 
 
 # --------------------------------------------------------------- AbsoluteEncoding
-
-
 @pytest.mark.parametrize("spec", ABSOLUTE)
 def test_absolute_vectors_are_added(spec):
     module, x = AbsoluteEncoding(spec, 8), tokens(dim=8)

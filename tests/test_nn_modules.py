@@ -22,8 +22,6 @@ WEIGHTS = ["q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"]
 
 
 # --------------------------------------------------------------- compile
-
-
 @pytest.fixture
 def backend():
     """One of a fresh compiler, which counts the graphs."""
@@ -208,8 +206,6 @@ def test_tables_of_a_tracer_and_of_inference_stay_there(spec):
 
 
 # --------------------------------------------------------------- casts and autocast
-
-
 @pytest.mark.parametrize("spec", LEARNED)
 def test_what_is_learned_stays_in_float32(spec):
     module = made(spec, F32)
@@ -242,8 +238,6 @@ def test_autocast(spec):
 
 
 # --------------------------------------------------------------- copies, files, meta device
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_copies_pickles_and_state(spec):
     module, x = made(spec), tokens()
@@ -292,8 +286,6 @@ def test_meta_device(spec):
 
 
 # --------------------------------------------------------------- training
-
-
 def test_checkpointing():
     for spec in ("wavelet:scales=4", "transformer_xl", "rope"):
         module = made(spec, dropout=0.3).train()
@@ -330,8 +322,6 @@ def test_it_prints_what_it_is():
 
 
 # --------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

@@ -58,8 +58,6 @@ def assert_rotated(got, x, positions, inv_freq, factor=1.0, interleaved=False):
 
 
 # --------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_every_form_of_positions(interleaved, dtype):
@@ -109,8 +107,6 @@ def test_precision_hf_is_that_of_rope_table():
 
 
 # --------------------------------------------------------------- autograd, inference, compile
-
-
 def test_gradients():
     rotary = scaled("yarn")
     q, k = (x.requires_grad_() for x in heads(3, dtype=torch.float64))
@@ -197,8 +193,6 @@ def test_copies_and_pickles():
 
 
 # --------------------------------------------------------------- another theta
-
-
 def step(rotary, position, batch=1):
     """One token at that position."""
     return rotary(*heads(1, batch=batch), torch.tensor([position]))
@@ -304,8 +298,6 @@ def test_a_refused_setting_changes_nothing():
 
 
 # --------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

@@ -66,8 +66,6 @@ def check(table, p, first=0, dtype=torch.float32):
 
 
 # ------------------------------------------------------------------ zones
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("d", [32, *(pytest.param(d, marks=pytest.mark.slow) for d in (64, 128))])
 def test_every_wavelet(kind, d):
@@ -170,8 +168,6 @@ def test_float64_keeps_the_exact_table():
 
 
 # ------------------------------------------------------------------ values of all kinds
-
-
 @pytest.mark.parametrize("exponent", [-1000, -100, 100, 1000])
 def test_scale_does_not_matter(exponent):
     p = np.ldexp(wavelets(64), exponent)
@@ -297,8 +293,6 @@ def test_a_huge_row_hides_no_other():
 
 
 # ------------------------------------------------------------------ the object
-
-
 def test_attributes():
     p = wavelets(64, w=900).astype(np.float32)
     p[-1] = 1
@@ -390,8 +384,6 @@ def test_threads_get_the_same_tensors():
 
 
 # ------------------------------------------------------------------ framework
-
-
 def product(table, x):
     """Return x . p, computed from the zones and the other results of `tensors`."""
     p, first, zones = table.tensors(x.dtype, x.device)

@@ -46,8 +46,6 @@ def written_out(offsets, scale, shift, mirrored=False):
 
 
 # ------------------------------------------------------------------ values
-
-
 @pytest.mark.parametrize("mirrored", [None, False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_values(register, mirrored, dtype):
@@ -106,8 +104,6 @@ def test_what_a_function_may_do(register):
 
 
 # ------------------------------------------------------------------ the register
-
-
 @pytest.mark.parametrize("name", ["mexican", "x", "db", "db-4", "sym", "bior_2", "Ricker", "δ"])
 def test_names(register, name):
     register(name, lopsided)
@@ -195,8 +191,6 @@ def test_unknown_kinds_list_what_there_is(register):
 
 
 # ------------------------------------------------------------------ torch
-
-
 def leaves(torch, dtype="float64"):
     rng = cases.generator("leaves")
     arrays = rng.uniform(0.7, 9, 5), rng.uniform(-5, 5, 5)
@@ -311,8 +305,6 @@ def test_torch_errors(register, torch, ops, device):
 
 
 # ------------------------------------------------------------------ models
-
-
 def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
     """Tables are kept by the wavelet's name, and must not outlive its meaning."""
     ids = hf.tokens(2, 12)
