@@ -27,14 +27,10 @@ SQUARE = [
     Shape(*lead, n, n, d, d)
     for lead, n, d in zip(LEADS, (9, 16, 31, 33, 64, 97), (97, 63, 32, 17, 8, 3), strict=True)
 ]
-FEW = [
-    Shape(1, 1, 1, 1, 1, 1, 1),
-    Shape(2, 2, 1, 1, 33, 17, 9),  # one query: decoding
-    Shape(1, 4, 2, 9, 9, 16, 16),
-    Shape(2, 3, 3, 17, 5, 8, 3),  # queries before the first key
-    Shape(1, 2, 2, 5, 70, 3, 31),
-    Shape(2, 6, 2, 37, 41, 24, 20),
-]
+FEW = [  # the second decodes; the fourth has queries before the first key
+    Shape(1, 1, 1, 1, 1, 1, 1), Shape(2, 2, 1, 1, 33, 17, 9), Shape(1, 4, 2, 9, 9, 16, 16),
+    Shape(2, 3, 3, 17, 5, 8, 3), Shape(1, 2, 2, 5, 70, 3, 31), Shape(2, 6, 2, 37, 41, 24, 20),
+]  # fmt: skip
 
 
 def soon(values, *chosen):
@@ -43,9 +39,6 @@ def soon(values, *chosen):
         x if x in chosen else pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=SLOW)
         for x in values
     ]
-
-
-# ---- inputs -------------------------------------------------------------------------------------
 
 
 def wide(dtype):
@@ -88,8 +81,6 @@ def array(x):
     x = x.detach()
     return (x.double() if x.is_floating_point() else x).numpy()
 
-
-# ---- calls --------------------------------------------------------------------------------------
 
 SEED = 1234
 

@@ -41,26 +41,16 @@ SHAPES = [
     for i in range(17)
 ]
 LARGE = [  # more than two blocks of queries, of keys, of rows of a table
-    Shape(1, 2, 1, 131, 131, 32, 32),
-    Shape(2, 1, 1, 300, 777, 24, 40),
-    Shape(1, 4, 2, 3, 1100, 16, 16),
-    Shape(1, 3, 3, 1, 2000, 64, 64),
-    Shape(1, 1, 1, 700, 65, 8, 8),
+    Shape(1, 2, 1, 131, 131, 32, 32), Shape(2, 1, 1, 300, 777, 24, 40),
+    Shape(1, 4, 2, 3, 1100, 16, 16), Shape(1, 3, 3, 1, 2000, 64, 64), Shape(1, 1, 1, 700, 65, 8, 8),
     Shape(1, 2, 2, 513, 513, 64, 64),
-]
+]  # fmt: skip
 EMPTY = [
-    Shape(0, 2, 1, 5, 6, 4, 3),
-    Shape(2, 0, 0, 5, 6, 4, 3),
-    Shape(2, 0, 2, 5, 6, 4, 3),
-    Shape(2, 2, 1, 0, 6, 4, 3),
-    Shape(2, 2, 1, 5, 0, 4, 3),
-    Shape(2, 2, 1, 1, 0, 4, 3),
-    Shape(2, 2, 1, 5, 6, 0, 3),
-    Shape(2, 2, 1, 1, 6, 0, 3),
-    Shape(2, 2, 1, 5, 6, 4, 0),
-    Shape(2, 2, 1, 5, 6, 0, 0),
-    Shape(0, 0, 0, 0, 0, 0, 0),
-]
+    Shape(0, 2, 1, 5, 6, 4, 3), Shape(2, 0, 0, 5, 6, 4, 3), Shape(2, 0, 2, 5, 6, 4, 3),
+    Shape(2, 2, 1, 0, 6, 4, 3), Shape(2, 2, 1, 5, 0, 4, 3), Shape(2, 2, 1, 1, 0, 4, 3),
+    Shape(2, 2, 1, 5, 6, 0, 3), Shape(2, 2, 1, 1, 6, 0, 3), Shape(2, 2, 1, 5, 6, 4, 0),
+    Shape(2, 2, 1, 5, 6, 0, 0), Shape(0, 0, 0, 0, 0, 0, 0),
+]  # fmt: skip
 
 
 def largest(x):
@@ -76,9 +66,6 @@ def rounding(size, unit, dtype, terms):
     tiny = float(np.finfo(dtype).tiny)
     units = BOUNDS["terms"].units + BOUNDS["sum"].units * terms
     return units * (unit * size + tiny * (1 + largest(size)))
-
-
-# ---- options ------------------------------------------------------------------------------------
 
 
 def relative(rng, s, w=None, *, per_head=False, q_rel=False, c=None, **rest):
@@ -253,12 +240,6 @@ OPTIONS = {
 }  # fmt: skip
 
 COMBINED = (
-    "plain",
-    "table",
-    "edge from 2, per head",
-    "narrow table, both sides, edge",
-    "bias",
-    "sinks",
-    "everything",
-    "everything, both sides",
-)
+    "plain", "table", "edge from 2, per head", "narrow table, both sides, edge", "bias", "sinks",
+    "everything", "everything, both sides",
+)  # fmt: skip

@@ -53,17 +53,15 @@ def check_relative_bias(got, q, p, keys, first=0, beyond="zero", what=""):
     assert_within(got, exact, bound, what)
 
 
-def check_wavelet_table(got, offsets, scale, shift, kind, mirrored, dtype):
-    """Compare a wavelet table to the oracle.
-
-    It is computed in float64 and rounded once: the bound is half an ulp and the error of float64.
-    """
+def judge_wavelet_table(offsets, scale, shift, kind, mirrored, dtype):
+    """Return the exact table and the bound of one that is computed in float64 and rounded once."""
     exact = oracle.wavelet_table(offsets, scale, shift, kind, mirrored)
-    assert got.dtype == dtype
     t = np.array(range(offsets) if isinstance(offsets, int) else [int(o) for o in offsets], float)
     flip = (kind == "haar") if mirrored is None else mirrored
-    u = ((-t if flip else t)[:, None] - shift) / scale
-    bound = psi_bound(kind, u, np.float64)
-    if dtype != np.float64:
-        bound = bound + ulp(exact, dtype) * 0.5
-    assert_within(got, exact, bound, f"{kind} mirrored={mirrored} {np.dtype(dtype)}")
+    bound = psi_bound(kind, ((-t if flip else t)[:, None] - shift) / scale, np.float64)
+    return exact, bound if dtype == np.float64 else bound + ulp(exact, dtype) / 2
+
+
+def check_wavelet_table(got, *table):
+    assert got.dtype == table[-1]
+    assert_within(got, *judge_wavelet_table(*table), f"{table[3:]}")

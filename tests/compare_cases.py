@@ -103,8 +103,6 @@ def interrupt(monkeypatch, owner, name, when=lambda *_: True):
     monkeypatch.setattr(owner, name, stopping)
 
 
-# ------------------------------------------------------------------ stopped by a signal
-
 # The command in a process that gets a signal in the third step of the second training.
 STOPPED = """
 import os, signal, sys

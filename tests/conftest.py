@@ -7,7 +7,9 @@ tested variants.
 
 import atexit
 import collections
+import fnmatch
 import gc
+import importlib
 import itertools
 import os
 
@@ -20,9 +22,16 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import wavepe
-from cases import EMULATED, load_torch
+from cases import EMULATED, forget_registrations, load_torch
 from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs, usual
 from wavepe.arrays import threads
+
+# Files of tests, without test_, and what they need beside NumPy: elsewhere they are skipped.
+NEEDS = {
+    "ops_* nn_* combinations cuda docstrings rope_known_bugs self_extend": "torch",
+    "hf* examples* device_calls distributed kept": "torch transformers",
+    "benchmarks* docs experiments faults notebooks": "torch transformers rich matplotlib",
+}
 
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
@@ -48,6 +57,23 @@ def pytest_configure(config):
             f"{why} {', '.join(REQUIRED)}, and this build of wavepe lacks {', '.join(missing)}: "
             "build it again, or say with WAVEPE_REQUIRE=portable,... what is wanted"
         )
+
+
+class File(pytest.Module):
+    """A file of tests; where something of NEEDS is missing, it is skipped and not imported."""
+
+    def collect(self):
+        name = self.path.stem.removeprefix("test_")
+        for files, needed in NEEDS.items():
+            if any(fnmatch.fnmatch(name, pattern) for pattern in files.split()):
+                load_torch()
+                for package in needed.split():
+                    pytest.importorskip(package)
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return File.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -153,6 +179,33 @@ def every_variant(request):
 def torch():
     """Return torch, or skip the test, in a module whose other tests do not need torch."""
     return load_torch()[0]
+
+
+@pytest.fixture(scope="module")
+def ops():
+    """Return wavepe.ops, or skip the test."""
+    return load_torch()[1]
+
+
+@pytest.fixture(scope="module")
+def hf(torch):
+    """Return the helpers of tiny Llamas, or skip the test."""
+    pytest.importorskip("transformers")
+    return importlib.import_module("hf_model")
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Let registers of encodings and wavelets forget what the test adds."""
+    forget_registrations(monkeypatch)
+
+
+@pytest.fixture
+def fresh_compiler(torch):
+    """Let Dynamo begin and end without graphs of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -241,25 +241,19 @@ ATTENTION = {
 }
 MODELS = {
     2: [
-        (data_parallel, WAVELET, True),
-        (fsdp2, "transformer_xl", True),
-        (tensor_parallel, "wavelet:scales=4"),
-        (tensor_parallel, "alibi"),
+        (data_parallel, WAVELET, True), (fsdp2, "transformer_xl", True),
+        (tensor_parallel, "wavelet:scales=4"), (tensor_parallel, "alibi"),
         (tensor_parallel, "rope:theta=100+wavelet:scales=4"),
-        (fsdp2_without_a_group, COMBINED[1], True),
-        (sequence_parallel, "rope:theta=100"),
-    ],
+        (fsdp2_without_a_group, COMBINED[1], True), (sequence_parallel, "rope:theta=100")],
     3: [
         *((data_parallel, WAVELET, reentrant) for reentrant in (False, True)),
         *((data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)),
-        *((fsdp2, spec, True) for spec in (*LEARNED, "rows")),
-        (fsdp2, "transformer_xl", False),
+        *((fsdp2, spec, True) for spec in (*LEARNED, "rows")), (fsdp2, "transformer_xl", False),
         *((fsdp2_without_a_group, spec, True) for spec in (WAVELET, ASKED)),
         *((fsdp2, spec, True) for spec in (ASKED, COMBINED[4])),
         *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED, ASKED, COMBINED[0])),
-        *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi")),
-    ],
-}
+        *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi"))],
+}  # fmt: skip
 
 
 def errors(folder):
@@ -275,8 +269,6 @@ def errors(folder):
 
 
 # ------------------------------------------------------------------ transformers' own plan
-
-
 def tensor_parallel_plan(folder):
     """Whether each model in the folder computes the same in two processes, or an error's words."""
     ids, results = tokens(2, 12), {}
@@ -293,8 +285,6 @@ def tensor_parallel_plan(folder):
 
 
 # ------------------------------------------------------------------ the example of FSDP2
-
-
 def batch():
     return torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(5))
 
@@ -356,8 +346,6 @@ def fsdp2_example(folder):
 
 
 # ------------------------------------------------------------------ processes
-
-
 def start(rank, work, processes, folder):
     torch.set_num_threads(1)
     # transformers asks these

@@ -346,22 +346,48 @@ def tables_of(parts):
     return parts.get("tables", []) + tables
 
 
-def scores(parts, q, k, plain, x, causal=True, shown=True):
-    """Return the scores (..., heads, L, L) by the definition.
+def attention_weights(parts, q, k, x, hidden, *, where=None, causal=True, shown=True):
+    """Return the weights (..., heads, L, L) of self-attention by the definition.
 
     Parameters
     ----------
     parts : dict
         As `parts_of` returns it.
     q, k : Tensor (..., heads, L, d)
-        With u and the rotation; the heads of k are repeated.
-    plain : Tensor (..., heads, L, d)
-        q without both.
+        Not rotated. There may be fewer heads of k.
     x : Tensor (..., L, dim)
         The input of the layer.
+    hidden : bool Tensor (..., L, L)
+    where : int array (L,) or (B, L), optional
+        Positions for the rotation; by default 0, 1, ...
     shown : bool array (..., L)
         False for padding.
     """
+    plain = q
+    if "u" in parts:
+        q = q + torch.as_tensor(parts["u"]).to(q)[:, None]
+    if "rotation" in parts:
+        q, k = (rotated(y, where, *parts["rotation"]) for y in (q, k))
+    k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    return softmax(parts, scores(parts, q, k, plain, x, causal, shown), hidden)
+
+
+def rotated(x, where, frequencies, factor, interleaved):
+    """[R]: turn each pair (a, b) of x (..., heads, L, d) by its angle."""
+    where = np.arange(x.shape[-2]) if where is None else where
+    cos, sin = (torch.from_numpy(t).to(x) for t in oracle.rope_table(where, frequencies, factor))
+    if cos.dim() == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    a, b = (list(i) for i in zip(*oracle.rope_pairs(cos.shape[-1], interleaved), strict=True))
+    y = x.clone()
+    y[..., a] = x[..., a] * cos - x[..., b] * sin
+    y[..., b] = x[..., b] * cos + x[..., a] * sin
+    return y
+
+
+def scores(parts, q, k, plain, x, causal=True, shown=True, scaling=None):
+    """Return the scores (..., heads, L, L) of q and k, with u and the rotation and equal numbers of
+    heads, and of q without both, `plain`; the rest is as in `attention_weights`."""
     length, size = q.shape[-2:]
     delta = torch.arange(length)[:, None] - torch.arange(length)
     place = delta.clamp(min=0) if causal else delta + length - 1
@@ -373,7 +399,7 @@ def scores(parts, q, k, plain, x, causal=True, shown=True):
         r = r if w is None else r @ torch.as_tensor(w).to(q)
         every = r @ torch.as_tensor(p).to(q).mT  # with each row of the table
         score = score + every.gather(-1, place.expand(score.shape))
-    score = score / size**0.5
+    score = score * (size**-0.5 if scaling is None else scaling)
     if "product" in parts:
         score = score + parts["product"](x)
     if "temperature" in parts:
@@ -410,18 +436,10 @@ def learned_by(model, layer=None):
 
 # One of each kind of term, and combinations of them; absolute ones beside, which modules refuse.
 KINDS = (
-    "rope:theta=100",
-    "wavelet:scales=4",
-    ASKED,
-    "wavelet:scales=4,learned=true",
-    "alibi",
-    "sandwich:dim=16",
-    "shaw:clip=3",
-    "transformer_xl",
-    "transformer_xl:biases=false",
-    "t5:buckets=6,max_distance=9",
-    "kerple",
-)
+    "rope:theta=100", "wavelet:scales=4", ASKED, "wavelet:scales=4,learned=true", "alibi",
+    "sandwich:dim=16", "shaw:clip=3", "transformer_xl", "transformer_xl:biases=false",
+    "t5:buckets=6,max_distance=9", "kerple",
+)  # fmt: skip
 
 
 def combinations(count, kinds=KINDS):

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
-import oracle
 import pytest
 from cases import load_torch
-from encoding_cases import learned_by, parts_of, scores, softmax
+from encoding_cases import attention_weights, learned_by, parts_of
 
 if importlib.util.find_spec("fairseq") is None:
     pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
@@ -209,8 +207,6 @@ def without_plugin(monkeypatch):
 
 
 # --------------------------------------------------------------- models
-
-
 @functools.cache
 def _of_gpt():
     line = arguments("unused", *NO_DROPOUT, recipe=GPT)
@@ -289,17 +285,6 @@ def usually(specs, usual=USUAL):
     return [spec if spec in usual else pytest.param(spec, marks=slow) for spec in specs]
 
 
-def turned(x, frequencies, factor, interleaved):
-    """[R]: rotate each pair (a, b) of x (B, H, L, d) by its angle."""
-    a, b = (list(i) for i in zip(*oracle.rope_pairs(HEAD // 2, interleaved), strict=True))
-    angles = np.arange(x.shape[-2])[:, None] * frequencies
-    cos, sin = (torch.from_numpy(factor * f(angles)).to(x) for f in (np.cos, np.sin))
-    y = x.clone()
-    y[..., a] = x[..., a] * cos - x[..., b] * sin
-    y[..., b] = x[..., b] * cos + x[..., a] * sin
-    return y
-
-
 def parts_in(encoding, length, learned=None):
     """Return what `encoding` adds to a model, see encoding_cases.parts_of."""
     return parts_of(encoding, length, HEADS, dim=DIM, learned=learned, trained_length=LENGTH)
@@ -311,11 +296,8 @@ def dense(attention, x, parts, hidden):
         projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    plain, q = q, q + (torch.as_tensor(parts["u"]).to(x)[:, None] if "u" in parts else 0)
-    if "rotation" in parts:
-        q, k = (turned(y, *parts["rotation"]) for y in (q, k))
-    score = scores(parts, q, k, plain, x.transpose(0, 1))
-    weights = attention.dropout_module(softmax(parts, score, hidden))
+    weights = attention_weights(parts, q, k, x.transpose(0, 1), hidden)
+    weights = attention.dropout_module(weights)
     return attention.out_proj((weights @ v).permute(2, 0, 1, 3).flatten(2))
 
 

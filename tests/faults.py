@@ -27,13 +27,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
 
 SOURCE = Path(__file__).with_name("faults.c")
 FAULTS = {
-    "ENOSPC": errno.ENOSPC,
-    "EIO": errno.EIO,
-    "SIGINT": -signal.SIGINT,
-    "SIGTERM": -signal.SIGTERM,
-    "SIGHUP": -signal.SIGHUP,
-    "SIGKILL": -signal.SIGKILL,
-}
+    "ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "SIGINT": -signal.SIGINT, "SIGTERM": -signal.SIGTERM,
+    "SIGHUP": -signal.SIGHUP, "SIGKILL": -signal.SIGKILL,
+}  # fmt: skip
 # compare, and with all that it can write; convert, by what becomes of weights
 CASES = ("compare", "parts", "copied", "rewritten", "bin")
 TINY = (

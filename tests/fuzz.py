@@ -107,9 +107,6 @@ def parts(few, whole):
     return [pytest.param(range(few), id="few"), rest]
 
 
-# ---- many calls, in several processes ------------------------------------------------------------
-
-
 def work(seed, names, first, step, seconds, place):
     """Make the rounds first, first + step, ... until the time is up; return the counts.
 
@@ -182,9 +179,6 @@ def run_worker(seed, names, first, step, seconds, place):
 def start(seed, names, first, step, seconds, place):
     work = json.dumps([seed, names, first, step, seconds, str(place)])
     return subprocess.Popen([sys.executable, "-X", "faulthandler", __file__, "--work", work])
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 def arguments():

@@ -2,22 +2,9 @@
 
 import math
 
+import attention_cases as cases
 import numpy as np
-from attention_cases import (
-    F32,
-    F64,
-    FLOATING,
-    LOW,
-    Shape,
-    attention,
-    compare,
-    incoming,
-    judge,
-    ops,
-    run,
-    tensors,
-    torch,
-)
+from attention_cases import judge, ops, tensors, torch
 from attention_options import largest, slopes
 from fuzz_draw import (
     BLOCKS,
@@ -35,8 +22,6 @@ PAIRS = 200_000  # pairs of a query and a key, in all heads; the oracle takes 50
 
 
 # ---- shapes and options --------------------------------------------------------------------------
-
-
 def draw_shape(rng):
     """Draw a shape: a third are small; some of the others decode, some are long."""
     small, how, m, n = chance(rng, 0.35), rng.random(), length(rng), length(rng)
@@ -51,7 +36,7 @@ def draw_shape(rng):
     elif how < 0.76:
         m, n = near(rng, BLOCKS, 600, 5), near(rng, BLOCKS, 800, 5)
     d, dv = (min(width(rng), 24 if small else 256) for _ in range(2))
-    return Shape(*draw_heads(rng, m * n), m, n, d, dv)
+    return cases.Shape(*draw_heads(rng, m * n), m, n, d, dv)
 
 
 def draw_heads(rng, pairs):
@@ -217,8 +202,6 @@ OTHERS = {
 
 
 # ---- constant tables -----------------------------------------------------------------------------
-
-
 def constant_table(rng, p, first, beyond):
     """A `RelativeTable` of random rows, which it keeps, or of smooth ones, where it finds zones."""
     if chance(rng, 0.6) and p.shape[-1]:
@@ -240,17 +223,17 @@ def rows_of(table, k, causal):
 
 
 # ---- the function --------------------------------------------------------------------------------
-
-
 class Attention:
     """Calls of ops.attention: out, lse, and gradients of some of the inputs."""
 
     refused = (RuntimeError,)
-    function = staticmethod(attention)
+    function = staticmethod(cases.attention)
     rounds_out = True  # between forward and backward
 
     def draw(self, rng):
-        dtype = pick(rng, F32, F32, F32, F32, F32, F64, *LOW)
+        dtype = pick(
+            rng, cases.F32, cases.F32, cases.F32, cases.F32, cases.F32, cases.F64, *cases.LOW
+        )
         s = draw_shape(rng)
         args = {
             "q": rng.normal(size=(s.batch, s.heads, s.m, s.d)),
@@ -260,7 +243,7 @@ class Attention:
         }
         spoilt = None
         if chance(rng, 0.1):
-            spoilt = pick(rng, *(n for n in FLOATING if n in args and n != "sinks"))
+            spoilt = pick(rng, *(n for n in cases.FLOATING if n in args and n != "sinks"))
             spoilt += pick(rng, " nan", " nan", " inf", " -inf")
             spoil_rows(rng, args[spoilt.split()[0]], float(spoilt.split()[1]))
         constant = "p" in args and not spoilt and chance(rng, 0.25)
@@ -268,21 +251,25 @@ class Attention:
             args["p"] = constant_table(rng, *(args.pop(x) for x in ("p", "first", "beyond")))
         args = tensors(args, dtype)
         args = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in args.items()}
-        grads = tuple(strided(rng, x) for x in incoming(rng, args))
+        grads = tuple(strided(rng, x) for x in cases.incoming(rng, args))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
-        wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
+        wanted = (
+            cases.FLOATING
+            if chance(rng, 0.8)
+            else tuple(n for n in cases.FLOATING if chance(rng, 0.5))
+        )
         wanted = tuple(n for n in wanted if n in args and not (n == "p" and constant)) or ("q",)
         return args | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
 
     def call(self, arguments):
         args, grads, wanted, _ = self._parts(arguments)
-        return run(self.function, args, *grads, wanted=wanted)
+        return cases.run(self.function, args, *grads, wanted=wanted)
 
     def judge(self, arguments):
         """Judge a call. Inf counts as NaN, and an entry that is NaN then is not compared."""
         args, grads, _, spoilt = self._parts(arguments)
         if spoilt and "inf" in spoilt:
-            for name in FLOATING:
+            for name in cases.FLOATING:
                 if name in args:
                     args[name] = args[name].masked_fill(args[name].isinf(), math.nan)
         constant = not isinstance(args.get("p"), (torch.Tensor, type(None)))
@@ -300,7 +287,7 @@ class Attention:
         if arguments["spoilt"] and "inf" in arguments["spoilt"]:
             nan = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in results}
             results = {name: x.masked_fill(nan[name], math.nan) for name, x in results.items()}
-        compare(results, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
+        cases.compare(results, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
 
     def same(self, one, other, arguments):
         """AVX2 and AVX-512 must agree. (A sum that underflows is 0 or -0.)"""

@@ -8,23 +8,13 @@ returns the right result, once for all variants. `call` makes the call with the 
 
 import math
 
+import cases
 import numpy as np
 import oracle
 import wavepe
 from attention_arrays import compare as compare_attention
 from attention_arrays import judge as judge_attention
-from cases import (
-    BOUNDS,
-    OUT_LAYOUTS,
-    Guard,
-    assert_same_bits,
-    assert_within,
-    psi_bound,
-    turn,
-    ulp,
-    unit,
-)
-from checks import rope_bound
+from checks import judge_wavelet_table, rope_bound
 from fuzz_draw import (
     NONSENSE,
     chance,
@@ -53,10 +43,10 @@ class Function:
         layout = args.pop("out", None)
         got = self.function(**args)
         if layout:
-            guard = Guard(got.shape, got.dtype, layout)
+            guard = cases.Guard(got.shape, got.dtype, layout)
             self.function(**args, out=guard.out)
             guard.check(layout)
-            assert_same_bits(guard.out, got, f"out {layout}")
+            cases.assert_same_bits(guard.out, got, f"out {layout}")
         return got
 
     def check(self, got, exact, arguments):
@@ -64,13 +54,13 @@ class Function:
         dtype = arguments["dtype"] if "dtype" in arguments else arguments[self.needed[0]].dtype
         for x, want in zip(got, exact, strict=True) if isinstance(got, tuple) else [(got, exact)]:
             assert x.dtype == dtype, f"{x.dtype}"
-            assert_within(x, *want)
+            cases.assert_within(x, *want)
 
     def same(self, one, other, arguments):
         """Assert that AVX2 gives the bits of AVX-512."""
         pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
         for a, b in pairs:
-            assert_same_bits(a, b, "another wide variant")
+            cases.assert_same_bits(a, b, "another wide variant")
 
     def spoilt(self, rng, arguments):
         """Replace one argument by nonsense, or by a value that the contract refuses."""
@@ -86,12 +76,10 @@ class Function:
 
 
 def some_out(rng):
-    return {"out": pick(rng, *OUT_LAYOUTS)} if chance(rng, 0.5) else {}
+    return {"out": pick(rng, *cases.OUT_LAYOUTS)} if chance(rng, 0.5) else {}
 
 
 # ---- wavelets ------------------------------------------------------------------------------------
-
-
 class Psi(Function):
     """ricker, gaussian, morlet and haar."""
 
@@ -118,7 +106,7 @@ class Psi(Function):
         with np.errstate(all="ignore"):
             u = (a["t"] - a["shift"]).astype(np.float64) / a["scale"].astype(np.float64)
         exact = oracle.psi(a["kind"], a["t"], a["scale"], a["shift"], dtype)
-        return exact, psi_bound(a["kind"], u, dtype)
+        return exact, cases.psi_bound(a["kind"], u, dtype)
 
     def call(self, arguments):
         with np.errstate(all="ignore"):  # as NumPy's own ufuncs warn of NaN
@@ -145,18 +133,14 @@ class WaveletTable(Function):
         w = min(w, 4000 // max(dim, 1))
         offsets = w if chance(rng, 0.5) else some_layout(rng, rng.integers(-300, 300, w))
         return {
-            "offsets": offsets,
-            "scale": some_layout(rng, rng.uniform(0.5, 99, dim)),
-            "shift": some_layout(rng, rng.uniform(-9, 9, dim)),
-            "kind": pick(rng, *oracle.KINDS),
-            "mirrored": pick(rng, None, False, True),
-            "dtype": pick(rng, np.float32, np.float64),
+            "offsets": offsets, "scale": some_layout(rng, rng.uniform(0.5, 99, dim)),
+            "shift": some_layout(rng, rng.uniform(-9, 9, dim)), "kind": pick(rng, *oracle.KINDS),
+            "mirrored": pick(rng, None, False, True), "dtype": pick(rng, np.float32, np.float64),
             **some_out(rng),
-        }
+        }  # fmt: skip
 
     def judge(self, a):
-        exact = oracle.wavelet_table(*(a[k] for k in ("offsets", *self.needed[1:], "mirrored")))
-        return exact, wavelet_bound(exact, **a)
+        return judge_wavelet_table(*(a[k] for k in (*self.needed, "mirrored", "dtype")))
 
     def bad(self, a):
         dim = len(a["scale"])
@@ -173,17 +157,7 @@ class WaveletTable(Function):
         ]
 
 
-def wavelet_bound(exact, offsets, scale, shift, kind, mirrored, dtype, **_):
-    """Return the bound of a result that is computed in float64 and rounded once."""
-    t = np.arange(offsets) if isinstance(offsets, int) else np.asarray(offsets)
-    flip = (kind == "haar") if mirrored is None else mirrored
-    bound = psi_bound(kind, ((-t if flip else t)[:, None] - shift) / scale, np.float64)
-    return bound if dtype == np.float64 else bound + ulp(exact, dtype) / 2
-
-
 # ---- relative bias -------------------------------------------------------------------------------
-
-
 class RelativeBias(Function):
     needed = ("q", "p", "keys", "first", "beyond")
     function = staticmethod(wavepe.relative_bias)
@@ -225,13 +199,11 @@ def judge_bias(q, p, keys, first, beyond, dtype):
     exact = oracle.relative_bias(q, p, keys, first, beyond)
     terms = oracle.relative_bias(np.abs(q), np.abs(p), keys, first, beyond)
     d = q.shape[-1]
-    bound = BOUNDS["relative_bias"].units * (d + 1) * unit(dtype) * terms
+    bound = cases.BOUNDS["relative_bias"].units * (d + 1) * cases.unit(dtype) * terms
     return exact, bound + d * float(np.finfo(dtype).smallest_subnormal)
 
 
 # ---- rotary --------------------------------------------------------------------------------------
-
-
 class Rope(Function):
     needed = ("x", "cos", "sin")
     function = staticmethod(wavepe.rope)
@@ -242,7 +214,7 @@ class Rope(Function):
         x = rng.normal(size=(*lead, 2 * h + rest))
         if chance(rng, 0.1):
             spoil_rows(rng, x, pick(rng, *SPECIAL))
-        tables = turn(rng, (*trailing(rng, lead), h), pick(rng, np.float32, np.float64))
+        tables = cases.turn(rng, (*trailing(rng, lead), h), pick(rng, np.float32, np.float64))
         return {
             "x": some_layout(rng, x.astype(pick(rng, np.float16, np.float32, np.float64))),
             **{name: some_layout(rng, t) for name, t in zip(("cos", "sin"), tables, strict=True)},
@@ -305,12 +277,9 @@ class RopeTable(Function):
     def bad(self, a):
         h, axes = len(a["inv_freq"]), a["positions"].shape[-1] if a["positions"].ndim else 0
         return [
-            ("inv_freq", np.ones((h, 1))),
-            ("sections", [h + 1]),
-            ("sections", [h] + [0] * axes),
-            ("precision", "half"),
-            ("dtype", np.int8),
-        ]
+            ("inv_freq", np.ones((h, 1))), ("sections", [h + 1]), ("sections", [h] + [0] * axes),
+            ("precision", "half"), ("dtype", np.int8),
+        ]  # fmt: skip
 
 
 def judge_rope_table(positions, inv_freq, options, dtype):
@@ -321,14 +290,12 @@ def judge_rope_table(positions, inv_freq, options, dtype):
     if options["precision"] == "hf" and narrow != np.float16:
         narrow = np.dtype(np.float32)
     if narrow == np.float64:
-        return [(x, 4 * unit(float)) for x in tables]
-    ulps = BOUNDS["rope_table"].units / 2
-    return [(x, ulps * ulp(x, narrow)) for x in tables]
+        return [(x, 4 * cases.unit(float)) for x in tables]
+    ulps = cases.BOUNDS["rope_table"].units / 2
+    return [(x, ulps * cases.ulp(x, narrow)) for x in tables]
 
 
 # ---- attention -----------------------------------------------------------------------------------
-
-
 class Attention(Function):
     """Calls of wavepe.attention: out and lse, with any leading axes."""
 
@@ -400,10 +367,6 @@ class Attention(Function):
 
 
 TARGETS = {
-    "psi": Psi(),
-    "wavelet_table": WaveletTable(),
-    "relative_bias": RelativeBias(),
-    "rope": Rope(),
-    "rope_table": RopeTable(),
-    "attention": Attention(),
-}
+    "psi": Psi(), "wavelet_table": WaveletTable(), "relative_bias": RelativeBias(), "rope": Rope(),
+    "rope_table": RopeTable(), "attention": Attention(),
+}  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import oracle
 import pytest
 import torch
-from encoding_cases import learned_by, parts_of
+from encoding_cases import learned_by, parts_of, scores, softmax
 from hf_model import HEAD, VOCABULARY
 from rope_cases import ORIGINAL
 from torch import nn
@@ -101,11 +101,9 @@ def base(theta=THETA, **others):
 
 
 EXPERTS = {
-    "num_experts": 3,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
+    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
-}
+}  # fmt: skip
 
 SLIDING = {"sliding_window": WINDOW}
 FAMILIES = {
@@ -143,9 +141,7 @@ FAMILIES = {
     "granite": Family(
         "granite",
         {
-            "attention_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
             "logits_scaling": 2.0,
         },
         scaling=0.5,
@@ -153,11 +149,8 @@ FAMILIES = {
     "granite_swa": Family(
         "granite_swa",
         {
-            **SLIDING,
-            "layer_types": [MIXED[0], *MIXED],
-            "num_hidden_layers": 3,
-            "attention_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
+            **SLIDING, "layer_types": [MIXED[0], *MIXED], "num_hidden_layers": 3,
+            "attention_multiplier": 0.5, "embedding_multiplier": 3.0,
         },
         windows=(WINDOW, WINDOW, None),
         positions=(True, True, False),
@@ -183,15 +176,9 @@ FAMILIES = {
     "gemma4_text": Family(
         "gemma4_text",
         {
-            **SLIDING,
-            "layer_types": 2 * MIXED,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,  # the last two reuse the keys of the first two
-            "global_head_dim": HEAD,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 6,
-            "vocab_size_per_layer_input": VOCABULARY,
+            **SLIDING, "layer_types": 2 * MIXED, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+            "global_head_dim": HEAD, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY,
         },
         windows=(WINDOW, None, WINDOW, None),
         positions=(True,) * 4,
@@ -212,32 +199,23 @@ FAMILIES = {
         windows=(WINDOW, None),
         table=lambda angles: angles,
     ),
-}
+}  # fmt: skip
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in families.FAMILIES}
 # Families that rotate nothing: their own term is the encoding "relative".
 UNROTATED = {
     "inkling_text": Family(
         "inkling_text",
         {
-            "head_dim": HEAD,
-            "swa_num_attention_heads": 6,
-            "swa_num_key_value_heads": 3,
-            "swa_head_dim": HEAD,
-            "sliding_window_size": WINDOW,
-            "local_layer_ids": [0],
-            "d_rel": 4,
-            "rel_extent": 9,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "mlp_layer_types": ["dense", "sparse"],
+            "head_dim": HEAD, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3,
+            "swa_head_dim": HEAD, "sliding_window_size": WINDOW, "local_layer_ids": [0], "d_rel": 4,
+            "rel_extent": 9, "moe_intermediate_size": 16, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"],
             "logits_mup_width_multiplier": 1.0,
         },
         windows=(WINDOW, None),
         convolutions=True,
     ),
-}
+}  # fmt: skip
 UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in families.FAMILIES}
 # Families that `patch` refuses, for set_theta.
 ROTARY = {
@@ -272,16 +250,10 @@ def build(family, theta=THETA, **options):
     """A stock model in evaluation mode, with weights large enough that positions matter."""
     kind = (FAMILIES | UNROTATED | ROTARY)[family]
     sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "max_position_embeddings": 64,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     if kind.grouped:
         sizes |= {"num_key_value_heads": 2, "head_dim": HEAD}
     sizes |= kind.bases(theta) | kind.options | options
@@ -299,8 +271,6 @@ def build(family, theta=THETA, **options):
 
 
 # ------------------------------------------------------------------ encodings
-
-
 def stirred(model):
     """The model, with learned parameters that are not at their initial values."""
     generator = torch.Generator().manual_seed(7)
@@ -413,12 +383,12 @@ class Reference:
         """
         batch, length = ids.shape
         place = torch.arange(length)
-        self.delta = place[:, None] - place
-        self.seen = (self.delta >= 0).expand(batch, -1, -1)
+        delta = place[:, None] - place
+        self.seen = (delta >= 0).expand(batch, -1, -1)
         positions = place.expand(batch, -1)
         if padding is not None:
             # A row that sees nothing would be NaN, and is not compared: it sees itself.
-            self.seen = self.seen & (padding[:, None].bool() | (self.delta == 0))
+            self.seen = self.seen & (padding[:, None].bool() | (delta == 0))
             positions = (padding.cumsum(1) - 1).clamp(min=0)
         if segments is not None:
             self.seen = self.seen & (segments[:, :, None] == segments[:, None])
@@ -454,28 +424,14 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     assert query.dtype == torch.float64
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    delta = reference.delta
-    u, v = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
-    score = (query + u) @ key.transpose(2, 3)
-    if "relative" in parts:
-        p = parts["relative"][..., delta.clamp(min=0), :]  # (L, L, d), or one for each head
-        score = score + ((query + v)[:, :, :, None] * p).sum(-1)
-    score = score * family.scaling
-    if "slopes" in parts:
-        score = score - parts["slopes"][:, None, None] * delta.abs()
-    if "bias" in parts:
-        score = score + parts["bias"][:, delta.clamp(min=0)]
+    u = parts["u"][:, None] if "u" in parts else 0
+    score = scores(parts, query + u, key, query, None, scaling=family.scaling)
     if family.cap is not None:
         score = family.cap * torch.tanh(score / family.cap)
-    seen = reference.seen
+    of_family = {"sinks": module.sinks} if hasattr(module, "sinks") else {}
     if layer.window is not None:
-        seen = seen & (delta < layer.window)
-    score = score.masked_fill(~seen[:, None], -torch.inf)
-    if hasattr(module, "sinks"):  # a score of each head that takes its share, and has no value
-        sinks = module.sinks[:, None, None].expand(*score.shape[:3], 1)
-        weights = torch.cat([score, sinks], -1).softmax(-1)[..., :-1]
-    else:
-        weights = score.softmax(-1)
+        of_family["window"] = layer.window
+    weights = softmax(of_family, score, ~reference.seen[:, None])
     reference.weights.append(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

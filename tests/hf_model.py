@@ -1,12 +1,12 @@
 """A tiny Llama, and the same model in float64, for the Hugging Face tests."""
 
+import contextlib
 import io
 
 import numpy as np
-import oracle
 import torch
 import wavepe.hf
-from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
+from encoding_cases import CONSTANT, HEAD, INTERLEAVED, attention_weights, learned_by, parts_of
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.hf.passes import Pass
@@ -20,29 +20,18 @@ SCALINGS = {
     "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
     "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2},
     "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 0.25,
-        "high_freq_factor": 2.0,
-        ORIGINAL: LENGTH // 2,
-    },
-}
+        "factor": 4.0, "low_freq_factor": 0.25, "high_freq_factor": 2.0, ORIGINAL: LENGTH // 2},
+}  # fmt: skip
 
 
 def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
     """Return a configuration of two layers, with an unusual head size and grouped queries."""
     sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 12 * heads // 2,
-        "intermediate_size": 40,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": HEAD,
-        "max_position_embeddings": LENGTH,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": 12 * heads // 2, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": HEAD, "max_position_embeddings": LENGTH, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     return cls(**sizes | options)
 
 
@@ -66,6 +55,16 @@ def own_tiny(spec, **options):
     """Return a tiny model of the type wavepe_llama."""
     config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
     return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
+
+
+@contextlib.contextmanager
+def llamas(spec):
+    """Give this encoding to all Llamas that are made in a block."""
+    wavepe.hf.patch_llama(spec)
+    try:
+        yield
+    finally:
+        wavepe.hf.unpatch_llama()
 
 
 def begun_pass():
@@ -149,16 +148,8 @@ def close(got, wanted, bound=1e-4):
 SPECS = [spec for spec in CONSTANT if spec != INTERLEAVED]  # which a Llama refuses
 # One of each entry point, for tests that are not about the encoding's own numbers.
 EACH_ENTRY = (
-    "wavelet:scales=4",
-    "alibi",
-    "sandwich:dim=16",
-    "none",
-    "sinusoidal",
-    "rope:theta=100",
-)
-
-
-# --------------------------------------------------------------- the model, in float64
+    "wavelet:scales=4", "alibi", "sandwich:dim=16", "none", "sinusoidal", "rope:theta=100",
+)  # fmt: skip
 
 
 def parts_in(model, encoding, length, layer=0):
@@ -211,19 +202,11 @@ def attend(h, layer, config, parts):
     length, heads = len(h), config.num_attention_heads
     groups = heads // config.num_key_value_heads
 
-    def project(name):
-        return (h @ layer[f"self_attn.{name}.weight"].T).reshape(length, -1, HEAD).swapaxes(0, 1)
-
-    q, k, v = project("q_proj"), project("k_proj"), project("v_proj")
-    plain, q = q, q + (np.asarray(parts["u"])[:, None] if "u" in parts else 0)
-    if "rotation" in parts:
-        frequencies, factor, interleaved = parts["rotation"]
-        angles = np.arange(length)[:, None] * frequencies
-        cos, sin = factor * np.cos(angles), factor * np.sin(angles)
-        q, k = (oracle.rope(x, cos, sin, interleaved) for x in (q, k))
-    k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
-    score = scores(parts, *map(torch.from_numpy, (q.copy(), k, plain, h)))
+    q, k, v = (
+        (h @ layer[f"self_attn.{name}_proj.weight"].T).reshape(length, -1, HEAD).swapaxes(0, 1)
+        for name in "qkv"
+    )
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    attention = softmax(parts, score, hidden).numpy()
-    out = (attention @ v).swapaxes(0, 1).reshape(length, -1)
+    attention = attention_weights(parts, *map(torch.from_numpy, (q, k, h)), hidden).numpy()
+    out = (attention @ np.repeat(v, groups, axis=0)).swapaxes(0, 1).reshape(length, -1)
     return out @ layer["self_attn.o_proj.weight"].T, attention

@@ -310,9 +310,8 @@ hf.patch_llama(SPEC)
 hf.convert(fixed('nowhere'), fixed('nowhere-either'), SPEC, link=False)
 """
 
+
 # ---- what is given instead -----------------------------------------------------------------------
-
-
 def listed(text):
     """Return the lines of a text, and split them at vertical bars."""
     return [part.strip() for part in text.strip().replace("\n", "|").split("|")]

@@ -37,23 +37,13 @@ ORIGINAL = "original_max_position_embeddings=16"
 FACTORS = "+".join(map(str, range(1, HEAD // 2 + 1)))
 HYBRIDS = [{"0-1": "wavelet:scales=4", "3": "alibi"}, {"0": LEARNED, "1-2": "rope:theta=30"}]
 SPECS = [
-    *known_encodings(),
-    *STOCK,
-    LEARNED,
-    "kerple:kind=power",
-    "wavelet:kind=gaussian",
-    "wavelet:kind=morlet",
-    "wavelet:kind=haar,scales=1+2+8",
-    "rope:type=dynamic,factor=2",
+    *known_encodings(), *STOCK, LEARNED, "kerple:kind=power", "wavelet:kind=gaussian",
+    "wavelet:kind=morlet", "wavelet:kind=haar,scales=1+2+8", "rope:type=dynamic,factor=2",
     f"rope:type=llama3,factor=8,{ORIGINAL},low_freq_factor=1,high_freq_factor=4",
     f"rope:type=longrope,{ORIGINAL},short_factor={FACTORS},long_factor={FACTORS}",
-    "rope:type=proportional,partial_rotary_factor=0.5",
-    "wavelet:min_scale=0.5",
-    "shaw:clip=3",
-    "rope:fraction=0.5",
-    "rope:inference_theta=scaled",
-    "sinusoidal:theta=30",
-]
+    "rope:type=proportional,partial_rotary_factor=0.5", "wavelet:min_scale=0.5", "shaw:clip=3",
+    "rope:fraction=0.5", "rope:inference_theta=scaled", "sinusoidal:theta=30",
+]  # fmt: skip
 
 
 def described(spec):

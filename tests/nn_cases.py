@@ -4,10 +4,9 @@ Nothing of the formula is shared with the package.
 """
 
 import numpy as np
-import oracle
 import torch
 import wavepe
-from encoding_cases import ENCODINGS, HEAD, SCALED, learned_by, parts_of, scores, softmax
+from encoding_cases import ENCODINGS, HEAD, SCALED, attention_weights, learned_by, parts_of
 from wavepe.nn import SelfAttention
 
 SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
@@ -65,11 +64,6 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
     if parts is None:
         learned = learned_by(module)
         parts = parts_of(module.encoding, length, heads, learned=learned, causal=causal)
-    plain, q = q, q + np.asarray(parts.get("u", np.zeros((heads, 1))))[:, None]
-    if "rotation" in parts:
-        inv_freq, factor, interleaved = parts["rotation"]
-        cos, sin = oracle.rope_table(where, inv_freq, factor)
-        q, k = (oracle.rope(y, cos[:, None], sin[:, None], interleaved) for y in (q, k))
     if "temperature" in parts:  # by positions, and not by places
         counted = where.astype(np.int64)
         if positions is None:  # without padding, and anew in each sequence
@@ -78,14 +72,13 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
             counted = ((seen @ shown[..., None])[..., 0] - 1).clip(0)
         factors = parts["temperature"](counted)[:, None]
         parts = {**parts, "temperature": lambda _: factors}
-    k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))
     i, j = np.arange(length)[:, None], np.arange(length)
     hidden = ~shown[:, None] | (of_sequence[:, :, None] != of_sequence[:, None])
     hidden = hidden | (causal & (j > i)) | (False if window is None else i - j >= window)
-    q, k, plain = (torch.from_numpy(np.ascontiguousarray(y)) for y in (q, k, plain))
-    score = scores(parts, q, k, plain, x.detach().double(), causal, shown)
-    weight = softmax(parts, score, torch.from_numpy(hidden)[:, None])
-    out = (weight.numpy() @ v).transpose(0, 2, 1, 3)
+    hidden = torch.from_numpy(hidden)[:, None]
+    args = *map(torch.from_numpy, (q, k)), x.detach().double(), hidden
+    weight = attention_weights(parts, *args, where=where, causal=causal, shown=shown).numpy()
+    out = (weight @ np.repeat(v, heads // kv_heads, axis=1)).transpose(0, 2, 1, 3)
     out = out.reshape(batch, length, heads * d)
     return out @ weights["o_proj.weight"].T + weights.get("o_proj.bias", 0)
 

@@ -95,8 +95,6 @@ def fake(a):
 
 
 # ---- rotary --------------------------------------------------------------------------------------
-
-
 def of_a_copy(x, *args, **options):
     return ops.rope_(x.clone() if isinstance(x, torch.Tensor) else x, *args, **options)
 
@@ -268,8 +266,6 @@ class RopeTable(Operator):
 
 
 # ---- wavelets ------------------------------------------------------------------------------------
-
-
 class WaveletTable(Operator):
     leaves, integers = ("scale", "shift"), ("offsets",)
     forward, twice, most = False, False, 4000
@@ -349,8 +345,6 @@ def once(exact, bound, dtype):
 
 
 # ---- relative bias -------------------------------------------------------------------------------
-
-
 class RelativeBias(Operator):
     leaves = spoilt = ("q", "p")
     empty = (*Operator.empty, {"more": -3}, {"w": 0}, {"lead": (0, 3)})
@@ -430,8 +424,6 @@ class RelativeBias(Operator):
 
 
 # ---- parts of attention --------------------------------------------------------------------------
-
-
 class MergeAttention(Operator):
     outputs, leaves = ("out", "lse"), ("outs", "lses")
     exact = {}  # it is composed of torch's operators
@@ -504,15 +496,11 @@ class MergeAttention(Operator):
 OPERATORS = {
     op.name: op
     for op in (
-        Rope("rope"),
-        Rope("rope_"),
-        Rope("rope_qk"),
-        RopeTable("rope_table"),
-        WaveletTable("wavelet_table"),
-        RelativeBias("relative_bias"),
+        Rope("rope"), Rope("rope_"), Rope("rope_qk"), RopeTable("rope_table"),
+        WaveletTable("wavelet_table"), RelativeBias("relative_bias"),
         MergeAttention("merge_attention"),
     )
-}
+}  # fmt: skip
 
 
 # ---- programs in which only values tell a size ---------------------------------------------------

@@ -25,8 +25,6 @@ PRECISION = 240
 
 
 # ------------------------------------------------------------------ wavelets [W]
-
-
 def ricker(u):
     """[W] Eq. 10: (1 - u^2) exp(-u^2 / 2)."""
     return 0.0 if abs(u) > TAIL else (1 - u * u) * math.exp(-u * u / 2)
@@ -116,8 +114,6 @@ def wavelet_table_gradients(grad, offsets, scale, shift, kind="ricker", mirrored
 
 
 # ------------------------------------------------------------------ relative bias [W]
-
-
 def relative_rows(m, keys, w, first, beyond):
     """Return the row delta - first for delta = i + (keys - m) - j, and whether the table has it.
 
@@ -161,8 +157,6 @@ def relative_bias_gradients(grad, q, p, first=0, beyond="zero"):
 
 
 # ------------------------------------------------------------------ rotary [R]
-
-
 def rope_pairs(h, interleaved):
     """The two dims of every pair: (2i, 2i + 1), or (i, i + h) in the half-split layout."""
     return [(2 * i, 2 * i + 1) if interleaved else (i, i + h) for i in range(h)]
@@ -244,8 +238,6 @@ def rope_table_hf(positions, inv_freq, attention_factor=1.0, sections=None):
 
 
 # ------------------------------------------------------------------ ALiBi [A], sinusoidal [V]
-
-
 def alibi_slopes(heads):
     """[A]: a geometric sequence from 2^(-8/H) if H is a power of two.
 

@@ -306,8 +306,6 @@ def forward_sizes(done, v):
 
 
 # ---- dropout ------------------------------------------------------------------------------------
-
-
 def dropout_kept(shape, dropout_p, seed):
     """Return which weights dropout keeps, (B, H, m, n).
 

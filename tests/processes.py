@@ -19,12 +19,9 @@ import traceback
 from pathlib import Path
 
 WARM = (
-    "torch",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.gemma3.modeling_gemma3",
-    "matplotlib.pyplot",
-    "rich",
-)
+    "torch", "transformers.models.llama.modeling_llama",
+    "transformers.models.gemma3.modeling_gemma3", "matplotlib.pyplot", "rich",
+)  # fmt: skip
 
 
 def python(*words, cwd=None, **environment):

@@ -82,8 +82,6 @@ def function(name):
 
 
 # ---- both sides: a name, arguments as source text, and the result's shape -----------------------
-
-
 def relative_bias():
     b, h, m, n, w, d = sizes(6)
     dtype = pick.choice(("float32", "float64", "int8")[: 3 if SIDE == "numpy" else 2])
@@ -190,8 +188,6 @@ def attention():
 
 
 # ---- one of them ---------------------------------------------------------------------------------
-
-
 def elementwise():
     a, b, c = sizes(3)
     name, dtype = pick.choice(("ricker", "morlet", "haar")), pick.choice(("float32", "int8"))
@@ -294,8 +290,6 @@ KNOWN = {
 
 
 # ---- running them --------------------------------------------------------------------------------
-
-
 def arguments(*given, **named):
     return given, named
 

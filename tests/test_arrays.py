@@ -10,9 +10,8 @@ import pytest
 import wavepe
 from cases import OUT_LAYOUTS, Guard, assert_same_bits, generator, turn
 
+
 # ---- out -----------------------------------------------------------------------------------------
-
-
 def calls_of_rope(rng, dtype):
     for shape, h in (((1, 2), 1), ((3, 7), 3), ((2, 3, 17), 8), ((5, 34), 16), ((2, 2, 3, 66), 31)):
         x, (cos, sin) = rng.normal(size=shape).astype(dtype), turn(rng, (shape[-2], h), dtype)

@@ -26,9 +26,6 @@ def dtype_of(name):
     return pytest.importorskip("ml_dtypes").bfloat16 if name == BFLOAT16 else np.dtype(name)
 
 
-# ---- values -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_size(variant, option, dtype):
@@ -93,9 +90,6 @@ def test_huge_numbers(variant, number):
             assert_same_bits(got, near)
             if number > 0:
                 assert_same_bits(wavepe.attention(**args, window=number), plain)
-
-
-# ---- bits ---------------------------------------------------------------------------------------
 
 
 def test_later_tokens_change_no_earlier_output(variant):
@@ -171,9 +165,6 @@ def test_other_threads_go_on_meanwhile():
     finally:
         sys.setswitchinterval(interval)
     assert seen.is_set()
-
-
-# ---- torch's operator ---------------------------------------------------------------------------
 
 
 def in_torch(torch, args):

@@ -32,8 +32,6 @@ def arrays(given):
 
 
 # ---- shapes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_v", "of_p", "of_slopes", "of_bias", "lead"),
     [
@@ -65,15 +63,11 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_b
         args = {
             name: rng.normal(size=(*axes, *rest)).astype(np.float32)
             for name, axes, rest in (
-                ("q", of_q, (m, 4)),
-                ("k", of_k, (n, 4)),
-                ("v", of_v, (n, 3)),
-                ("p", of_p, (6, 4)),
-                ("slopes", of_slopes, ()),
-                ("bias", of_bias, (6,)),
+                ("q", of_q, (m, 4)), ("k", of_k, (n, 4)), ("v", of_v, (n, 3)), ("p", of_p, (6, 4)),
+                ("slopes", of_slopes, ()), ("bias", of_bias, (6,)),
             )
             if axes is not None
-        }
+        }  # fmt: skip
         if "p" in args:  # q_rel has the axes of p, which are not q's
             args["p"] = args["p"][..., :3]
             args["q_rel"] = rng.normal(size=(*of_p, m, 3)).astype(np.float32)
@@ -122,8 +116,6 @@ def test_bias_is_read_as_what_is_computed_in(variant):
 
 
 # ---- memory ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, "bfloat16"])
 def test_every_layout(variant, dtype):
     if dtype == "bfloat16":
@@ -247,8 +239,6 @@ def test_a_table_may_be_endless(variant):
 
 
 # ---- dtypes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("of_q", "of_k", "of_v", "of_p", "result"),
     [
@@ -310,21 +300,12 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
     ("error", "match", "args"),
     [
         (ValueError, r"head size, .*q .* 8\), k .* 7\)", {"k": K[..., :7]}),
-        (
-            ValueError,
-            r"same size, .*p float32 \(9, 7\); p .* needs q_rel of size 7",
-            {"p": np.ones((9, 7), "f4")},
-        ),
-        (
-            ValueError,
-            r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
-            {"p": np.ones((9, 7), "f4"), "q_rel": Q},
-        ),
-        (
-            ValueError,
-            "q and q_rel .* same queries",
-            {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]},
-        ),
+        (ValueError, r"same size, .*p float32 \(9, 7\); p .* needs q_rel of size 7",
+         {"p": np.ones((9, 7), "f4")}),
+        (ValueError, r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
+         {"p": np.ones((9, 7), "f4"), "q_rel": Q}),
+        (ValueError, "q and q_rel .* same queries",
+         {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]}),
         (ValueError, "q_rel needs a table p", {"q_rel": Q}),
         (ValueError, r"of q, sinks \(2, 4\) and \(3,\)", {"sinks": np.ones(3)}),
         (TypeError, "sinks must hold real", {"sinks": np.ones(4, complex)}),
@@ -359,7 +340,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (TypeError, "causal", {"causal": "yes"}),
         (TypeError, "return_lse", {"return_lse": 2}),
     ],
-)
+)  # fmt: skip
 def test_errors(error, match, args):
     with pytest.raises(error, match=match):
         wavepe.attention(**{"q": Q, "k": K, "v": V} | args)

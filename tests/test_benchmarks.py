@@ -11,11 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cases import using
 from processes import output
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("rich")  # README's tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,9 +47,6 @@ def wavelets(tmp_path_factory):
 def rows_of(results, op, **wanted):
     rows = [row for row in results["rows"] if row["op"] == op]
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
-# ------------------------------------------------------------------ the runner
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -134,9 +129,6 @@ def test_runs_from_an_installed_place(tmp_path, monkeypatch):
     file = tmp_path / "results.json"
     assert elsewhere.main(["wavelet_table", *QUICK, "--json", str(file)]) == 0
     assert json.loads(file.read_text())["environment"]["commit"] is None
-
-
-# ------------------------------------------------------------------ its parts
 
 
 def case_of(**rivals):

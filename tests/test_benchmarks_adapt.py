@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-pytest.importorskip("matplotlib")
 tokenizers = pytest.importorskip("tokenizers")
 
 from compare_cases import compare
@@ -37,11 +34,8 @@ def test_recipes(tmp_path, monkeypatch, capsys):
     assert adapt_recipes.main(words) == 0
     kept = json.loads((tmp_path / "adapt-40.json").read_text())
     assert [(row["transfer"], row["seed"]) for row in kept["rows"]] == [
-        (0, 0),
-        (0, 1),
-        (2, 0),
-        (2, 1),
-    ]
+        (0, 0), (0, 1), (2, 0), (2, 1),
+    ]  # fmt: skip
     control, adapted = kept["rows"][0], kept["rows"][2]
     assert control["spec"] is None
     assert set(control["perplexity"]) == {"40", "80"}

@@ -6,10 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,9 +37,6 @@ def with_gradients(forward, leaves, grad):
     leaves = [t.clone().requires_grad_() for t in leaves]
     out = forward(*leaves)
     return out.detach(), *torch.autograd.grad(out, leaves, grad)
-
-
-# ------------------------------------------------------------------ judge and rivals
 
 
 def test_the_judge_is_the_formula(monkeypatch):
@@ -122,9 +116,6 @@ def test_rivals_compute_the_same(rows):
         close(got, right)
 
 
-# ------------------------------------------------------------------ the runner
-
-
 def test_own_calls_are_timed_in_each_variant(tmp_path):
     file = tmp_path / "results.json"
     assert bench.main(["attention", *QUICK, "--json", str(file)]) == 0
@@ -138,9 +129,6 @@ def test_own_calls_are_timed_in_each_variant(tmp_path):
         (own,) = (r for r in first if (r["who"], r["variant"]) == ("plain", row["variant"]))
         quotient = own["seconds"]["median"] / row["seconds"]["median"]
         assert row["ratios"]["plain"]["median"] == pytest.approx(quotient, rel=1e-4)
-
-
-# ------------------------------------------------------------------ the other measurements
 
 
 @pytest.mark.slow

@@ -3,11 +3,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("torch")  # as for every front end of a model
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 from compare_cases import arguments, results, text_in
 from wavepe.cli import main
 from wavepe.experiments.presets import rows_for

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from cases import needs
 from processes import output
 
-torch = pytest.importorskip("torch")
 needs("triton")
 
 ROOT = Path(__file__).parent.parent
@@ -43,9 +43,6 @@ class OfTheCPU(Place):
         return self.function
 
 
-# ------------------------------------------------------------------ right
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what compiles
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_cpu_is_found_right(name):
@@ -70,9 +67,6 @@ def test_what_is_wrong_is_found():
 def test_numbers_that_every_dtype_holds():
     x = gpu_attention_checks.numbers(10000, generator=torch.Generator().manual_seed(0))
     assert all((x.to(dtype).double() == x).all() for dtype in DTYPES)
-
-
-# ------------------------------------------------------------------ the command
 
 
 @pytest.mark.slow
@@ -132,9 +126,6 @@ def test_the_host_takes_plans():
         assert plan.pop("Python calls") < operator.pop("Python calls") / 5, row
         assert plan == operator, row
     assert len(set(decoding)) == 1, decoding
-
-
-# ------------------------------------------------------------------ what goes wrong
 
 
 def test_rows_that_fail_and_the_deadline(capsys):

@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from processes import forked
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,9 +38,6 @@ def run(tmp_path_factory):
     assert code == 0
     assert torch.get_num_threads() == threads
     return json.loads(file.read_text())
-
-
-# ------------------------------------------------------------------ the figures
 
 
 def test_every_row_has_time_and_memory_of_both_phases(run):
@@ -77,9 +71,6 @@ def test_tables(run):
     ratio = run["rows"][1]["step"]["ratio"]["alibi"]
     assert time.splitlines()[-1].endswith(f"ms ({ratio:.2f}) |")
     assert memory.splitlines()[-1].count(" MiB (") == 1
-
-
-# ------------------------------------------------------------------ what is compared
 
 
 def test_the_contenders_differ_in_position_alone():
@@ -137,9 +128,6 @@ def test_decoding_appends_to_a_cache_that_is_cut_again():
     assert cache.get_seq_length() == 17
     cache.crop(-1)
     torch.testing.assert_close(call(), first, rtol=0, atol=0)
-
-
-# ------------------------------------------------------------------ where the time goes
 
 
 def test_kinds_of_operators():
@@ -200,9 +188,6 @@ def test_models_of_one_shape_share_their_weights():
 def test_decoding(capsys):
     assert hf_decoding.main(["--quick", "--repeats", "1"]) == 0
     assert "| 2 layers of 64, 2 / 1 heads; batch 8 |" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------ what is kept
 
 
 def test_kept_figures_of_the_swap_hold_the_claims():

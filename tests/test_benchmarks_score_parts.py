@@ -1,13 +1,8 @@
 """benchmarks/score_parts.py: content and position are all that weights of attention come from."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import numpy as np
+import pytest
+import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -15,17 +10,10 @@ from benchmarks import score_parts
 
 LENGTH = 24
 SPECS = (
-    "none",
-    "rope",
-    "alibi",
-    "kerple",
-    "t5",
-    "transformer_xl",
-    "relative:extent=8,rank=4",
-    "wavelet:scales=2",
-    "wavelet:scales=2,biases=true,projection=true",
+    "none", "rope", "alibi", "kerple", "t5", "transformer_xl", "relative:extent=8,rank=4",
+    "wavelet:scales=2", "wavelet:scales=2,biases=true,projection=true",
     "rope:fraction=0.5+wavelet:scales=2,biases=true",
-)
+)  # fmt: skip
 
 
 def patched(spec):

@@ -8,14 +8,12 @@ import random
 import numpy as np
 import pytest
 import wavepe
-from cases import load_torch
-from encoding_cases import ASKED, KINDS, combinations, name_of
+from encoding_cases import ASKED, KINDS, LEARNED, combinations, name_of
 
 encoding = wavepe.encoding
 
+
 # --------------------------------------------------------------- specs
-
-
 @pytest.mark.parametrize(
     ("spec", "parts", "layers"),
     [
@@ -137,8 +135,6 @@ def test_layers_that_do_not_fit():
 
 
 # --------------------------------------------------------------- arrays
-
-
 def test_what_a_combination_does():
     combination = encoding("sinusoidal+rope+shaw+t5+alibi")
     assert (combination.adds, combination.rotates, combination.terms) == (
@@ -222,10 +218,11 @@ def test_parameters_have_the_names_of_their_parts():
 
 # --------------------------------------------------------------- modules
 
-torch, ops = load_torch()
-
+import torch
 from nn_cases import assert_exact, made, tokens
-from wavepe.nn import AbsoluteEncoding, Attention, KVCache
+from wavepe import ops
+from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
+from wavepe.positions import Rotated
 
 LEFT = torch.ones(2, 11, dtype=torch.bool)
 LEFT[0, :3] = False
@@ -257,9 +254,9 @@ def test_a_cache_gives_the_same(spec):
     assert (torch.cat(steps, 1) - whole).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("spec", PAIRS)
+@pytest.mark.parametrize("spec", ["alibi", "rope", *LEARNED, ASKED, *PAIRS])
 def test_gradients(spec):
-    """Check those of the learned parameters and of the queries, by differences."""
+    """Check those of the queries and of what is learned, by differences; each kind alone, too."""
     attention = made(spec, heads=2, kv_heads=1)
     names = [name for name, _ in attention.position_encoding.named_parameters()]
     parameters = [x.detach() for x in attention.position_encoding.parameters()]
@@ -335,10 +332,6 @@ def test_every_kind_is_met():
 @pytest.mark.parametrize("factor", [1.0, 1.3])
 def test_queries_are_rotated_back(interleaved, factor):
     """Also where cos and sin were rounded, as in bfloat16 models, or have a factor."""
-    torch = pytest.importorskip("torch")
-    from wavepe import ops
-    from wavepe.positions import Rotated
-
     q = torch.randn(2, 3, 50, 16, dtype=torch.float64)
     angle = torch.rand(50, 6, dtype=torch.float64) * 6
     cos, sin = ((f(angle) * factor).bfloat16().double() for f in (torch.cos, torch.sin))
@@ -370,8 +363,5 @@ def test_parameters_are_those_of_a_part():
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_tokens(spec, causal):
-    torch = pytest.importorskip("torch")
-    from wavepe.nn import SelfAttention
-
     layer = SelfAttention(32, 4, encoding=spec, causal=causal)
     assert layer(torch.randn(2, 0, 32)).shape == (2, 0, 32)

@@ -10,10 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 import wavepe
-from cases import generator, load_torch
+from cases import generator
+from wavepe import ops
 
-torch, ops = load_torch()
 cuda_kernels = pytest.importorskip("benchmarks.cuda_kernels", reason="not run from a source tree")
 from wavepe import _torch
 from wavepe.ops import _relative_bias

@@ -10,10 +10,6 @@ import warnings
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 import wavepe.hf
 import wavepe.nn

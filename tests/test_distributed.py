@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 if not torch.distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 

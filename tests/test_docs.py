@@ -16,10 +16,6 @@ import oracle
 import pytest
 import wavepe
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")  # README's tables come from the command line's own
-
 ROOT = Path(__file__).parent.parent
 
 from wavepe.cli.plot import PICTURES
@@ -32,9 +28,6 @@ from docs.writers.__main__ import main as write
 
 def results():
     return json.loads((ROOT / rope_exactness.ACCURACY).read_text("utf-8"))
-
-
-# ------------------------------------------------------------------ the page
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -94,9 +87,6 @@ def test_missing_sources_are_named(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ the figures
-
-
 def test_kept_figures_hold_the_claims():
     for row in results()["rows"]:
         found = row["errors"]
@@ -143,9 +133,6 @@ def test_the_judge():
     assert exact.nearest < 1e-15
 
 
-# ------------------------------------------------------------------ pictures and other figures
-
-
 def test_pictures_are_those_of_the_command():
     pages = "".join(page.read_text("utf-8") for page in ROOT.glob("docs/**/*.md"))
     shown = set(re.findall(r"pictures/(\w+)\.png\)", pages))
@@ -169,8 +156,6 @@ def test_kept_images_hold_what_the_page_says():
     assert by_encoding["2-D"][:, 1].min() > 0.99
     assert by_encoding["2-D"][:, 2].min() > 0.9
 
-
-# ------------------------------------------------------------------ the site's pages of the API
 
 API = ROOT / "docs" / "reference" / "api"
 MODULES = ("", ".encodings", ".ops", ".nn", ".hf", ".fairseq", ".analysis", ".analysis.plots")
@@ -211,9 +196,6 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
         else:
             continue
         assert text.startswith(f"# {name.strip(chr(34))}\n"), page
-
-
-# ------------------------------------------------------------------ the site's machinery
 
 
 @pytest.fixture
@@ -283,11 +265,7 @@ def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
     ]
     (tmp_path / "swap.ipynb").write_text(json.dumps({"cells": cells}))
     assert hooks._notebook(tmp_path / "swap.ipynb").split("\n\n") == [
-        "# Swap\nand $x$",
-        "```python\nswap()\n```",
-        "```{.text .output}\n5.25\n5.36\n```",
-        "![](data:image/png;base64,iVBORw==)",
-        "```{.text .output}\n'a'\n```",
-        "**A # b**\nc",
+        "# Swap\nand $x$", "```python\nswap()\n```", "```{.text .output}\n5.25\n5.36\n```",
+        "![](data:image/png;base64,iVBORw==)", "```{.text .output}\n'a'\n```", "**A # b**\nc",
         "[This page as a notebook](swap.ipynb)",
-    ]
+    ]  # fmt: skip

@@ -11,8 +11,6 @@ import pytest
 import wavepe
 from cases import forget_registrations
 
-pytest.importorskip("torch")
-
 MODULES = [importlib.import_module(f"wavepe{part}") for part in ("", ".encodings", ".nn", ".ops")]
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

@@ -8,7 +8,7 @@ import pytest
 import wavepe
 from cases import INTEGERS, assert_same_bits, assert_within
 from encoding_cases import ASKED, CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
-from wavepe.encodings import Shaw, Wavelet, known_encodings
+from wavepe.encodings import Shaw, known_encodings
 
 # (length, head size, heads); 24 is not a power of two.
 SIZES = [(1, 8, 1), (9, 8, 4), (40, 24, 3)]
@@ -58,8 +58,6 @@ def vectors(encoding, positions, head=8, **lengths):
 
 
 # ------------------------------------------------------------------ arrays
-
-
 def learned_sines(deltas, head, **_):
     """[S]: rows begin as the sine waves of the clipped distance."""
     return {"relative": oracle.sinusoidal(np.clip(np.asarray(deltas), -3, 3), head)}
@@ -222,20 +220,6 @@ def test_more_bits_than_dims(position, count):
         binary.absolute([0, position, 1], count - 1)
 
 
-@pytest.mark.parametrize("kind", ["ricker", "gaussian", "morlet", "haar"])
-def test_mirrored_table_is_the_literal_one_turned_round(kind):
-    literal, _, _ = Wavelet(kind=kind, scales=4, mirrored=False).table(20, 16, causal=False)
-    mirrored, _, _ = Wavelet(kind=kind, scales=4, mirrored=True).table(20, 16, causal=False)
-    np.testing.assert_array_equal(mirrored, literal[::-1])
-
-
-@pytest.mark.parametrize("scales", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_published_scale_sets(scales):
-    p, _, _ = wavepe.encoding("wavelet", scales=scales).table(9, 128)
-    assert np.isfinite(p).all()
-    assert (p[0, :: 128 // scales] == 1).all()  # shift 0, delta 0
-
-
 @pytest.mark.parametrize(("heads", "dim"), [(12, 128), (3, 2), (8, 6)])
 def test_sandwich_is_a_product_of_positions(heads, dim):
     """As the appendix of [C] computes it: all positions, then the product of the matrix."""
@@ -254,15 +238,12 @@ SHAPES = {spec: shapes for spec, (_, shapes) in LEARNED.items()} | {
     "wavelet:scales=2,rank=2": {"projection": (4, 8, 2)},
     "wavelet:scales=2,rank=2,from_input=true": {"r_proj": (4, 2, 10)},
     "wavelet:scales=4,from_input=true,learned=true": {
-        "r_proj": (4, 8, 10),
-        "scale": (8,),
-        "shift": (8,),
-    },
+        "r_proj": (4, 8, 10), "scale": (8,), "shift": (8,)},
     "relative:extent=6,rank=3": {"r_proj": (4, 3, 10), "table": (6, 3)},
     "fox": {"f_proj": (4, 10), "f_bias": (4,)},
     "pope": {"delta": (4, 8)},
     "sink:initial=-2": {"sinks": (4,)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SHAPES)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import wavepe
 import wavepe.encodings
-from cases import forget_registrations
 from wavepe.encodings import (
     ALiBi,
     Encoding,
@@ -20,9 +19,10 @@ from wavepe.encodings import (
 
 
 @pytest.fixture
-def own(monkeypatch):
-    """A register that forgets what the test adds."""
-    forget_registrations(monkeypatch)
+def attention(own, torch):
+    from wavepe.nn import Attention
+
+    return Attention
 
 
 def test_own_encoding(own):
@@ -166,11 +166,8 @@ def test_own_options_are_checked(own):
         ({"options": [("version", int, 1)]}, TypeError, "not be called version"),
         ({"options": [("size", str, "a,b")]}, ValueError, "own size must be"),
         ({"parameters": len}, TypeError, r"has parameters\(\) and needs learned = True"),
-        (
-            {"parameters": len, "learned_bias": len},
-            TypeError,
-            r"has learned_bias\(\) and needs learned = True",
-        ),
+        ({"parameters": len, "learned_bias": len}, TypeError,
+         r"has learned_bias\(\) and needs learned = True"),
         *(
             (
                 {"learned": True, method: len},
@@ -180,18 +177,12 @@ def test_own_options_are_checked(own):
             for method in ("slopes", "parameters", "learned_table", "learned_query")
         ),
         ({"options": [("learned", bool, True)]}, TypeError, r"learned and needs parameters\(\)"),
-        (
-            {"learned": True, "parameters": len, "input_decay": len},
-            TypeError,
-            r"input_decay\(\), which each layer calls: name its parameters in per_layer",
-        ),
-        (
-            {"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)},
-            TypeError,
-            r"has input_query\(\) and needs table\(\) or learned_table\(\)",
-        ),
+        ({"learned": True, "parameters": len, "input_decay": len}, TypeError,
+         r"input_decay\(\), which each layer calls: name its parameters in per_layer"),
+        ({"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)}, TypeError,
+         r"has input_query\(\) and needs table\(\) or learned_table\(\)"),
     ],
-)
+)  # fmt: skip
 def test_unfit_own_class(own, body, error, message):
     before = known_encodings()
     body = {"name": "own", "slopes": len, "options": (), **body}
@@ -210,10 +201,8 @@ def test_what_is_no_class_of_an_encoding(own):
 
 
 @pytest.mark.parametrize("name", ["u", "v", "projection"])
-def test_queries_of_other_shapes_are_refused(own, name):
+def test_queries_of_other_shapes_are_refused(attention, torch, name):
     """They would be added as they broadcast, along the tokens."""
-    torch = pytest.importorskip("torch")
-    from wavepe.nn import Attention
 
     @register_encoding
     class Flat(Encoding):
@@ -228,7 +217,7 @@ def test_queries_of_other_shapes_are_refused(own, name):
 
     q = torch.zeros(1, 2, 8, 8)
     with pytest.raises(ValueError, match=rf"'flat': learned_query must return {name} of shape"):
-        Attention("flat", 8, 2)(q, q, q)
+        attention("flat", 8, 2)(q, q, q)
 
 
 def test_per_layer_is_a_tuple(own):
@@ -250,10 +239,7 @@ def test_per_layer_is_a_tuple(own):
         ("learned_query", r"Query\(u, v, projection\), got Parameter"),
     ],
 )
-def test_arrays_without_their_range_are_refused(own, method, needed):
-    torch = pytest.importorskip("torch")
-    from wavepe.nn import Attention
-
+def test_arrays_without_their_range_are_refused(attention, torch, method, needed):
     class Bare(Encoding):
         name = "bare"
 
@@ -271,12 +257,10 @@ def test_arrays_without_their_range_are_refused(own, method, needed):
     register_encoding(Bare)
     q = torch.zeros(1, 2, 8, 8)
     with pytest.raises(TypeError, match=rf"'bare': {method}\(\) must return {needed}"):
-        Attention("bare", 8, 2)(q, q, q)
+        attention("bare", 8, 2)(q, q, q)
 
 
-def test_tables_of_heads_have_a_first_one(own):
-    pytest.importorskip("torch")
-
+def test_tables_of_heads_have_a_first_one(own, torch):
     @register_encoding
     class Each(Encoding):
         name = "each"
@@ -335,22 +319,16 @@ def test_names_that_cannot_be_parts(own, name):
         ((np.zeros((1, 3)), 0, "edge"), ValueError, r"of shape \(2, w\), got \(1, 3\)"),
     ],
 )
-def test_wrong_rows_are_refused(own, spec, returned, error, message):
+def test_wrong_rows_are_refused(attention, spec, returned, error, message):
     """Alone and in sums, which would broadcast them."""
-    pytest.importorskip("torch")
-    from wavepe.nn import Attention
-
     register_encoding(
         type("Edged", (Encoding,), {"name": "edged", "bias": lambda self, *_, **__: returned})
     )
     with pytest.raises(error, match=message):
-        Attention(spec, 8, 2)
+        attention(spec, 8, 2)
 
 
-def test_queries_need_what_reads_them(own):
-    torch = pytest.importorskip("torch")
-    from wavepe.nn import Attention
-
+def test_queries_need_what_reads_them(attention, torch):
     class Asked(Encoding):
         name = "asked"
         learned = True
@@ -364,13 +342,10 @@ def test_queries_need_what_reads_them(own):
     register_encoding(Asked)
     q = torch.zeros(1, 2, 4, 8)
     with pytest.raises(ValueError, match=r"'asked': .* queries of a table, and .* has no"):
-        Attention("asked", 8, 2)(q, q, q)
+        attention("asked", 8, 2)(q, q, q)
 
 
-def test_names_that_modules_have(own):
-    pytest.importorskip("torch")
-    from wavepe.nn import Attention
-
+def test_names_that_modules_have(attention):
     for name, parameter in (("half", "x"), ("plain", "half")):
 
         class Named(Encoding):
@@ -387,13 +362,12 @@ def test_names_that_modules_have(own):
         Named.__qualname__ = f"Named_{name}"
         register_encoding(Named)
         with pytest.raises(ValueError, match="cannot be called 'half'"):
-            Attention(f"alibi+{name}", 8, 2)
+            attention(f"alibi+{name}", 8, 2)
 
 
-def test_an_encoding_of_two_kinds_has_no_module(own):
+def test_an_encoding_of_two_kinds_has_no_module(attention):
     """It would lose one of the two in silence."""
-    pytest.importorskip("torch")
-    from wavepe.nn import AbsoluteEncoding, Attention
+    from wavepe.nn import AbsoluteEncoding
 
     class Both(ALiBi):
         name = "both"
@@ -405,15 +379,12 @@ def test_an_encoding_of_two_kinds_has_no_module(own):
     with pytest.raises(ValueError, match="absolute and nothing else, got 'both'"):
         AbsoluteEncoding("both", 8)
     with pytest.raises(ValueError, match="'both' is absolute"):
-        Attention("both", 8, 2)
+        attention("both", 8, 2)
 
 
 @pytest.mark.parametrize("spec", ["shaw:clip=3", "t5:buckets=8,max_distance=12"])
-def test_sums_have_what_their_parts_have_for_later_keys(own, spec):
+def test_sums_have_what_their_parts_have_for_later_keys(own, torch, hf, spec):
     """A mask of one's own may show later keys to a causal model (a prefix)."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from hf_model import close, logits, patched_tiny, tokens
 
     class Zeros(Encoding):
         name = "zeros"
@@ -430,10 +401,10 @@ def test_sums_have_what_their_parts_have_for_later_keys(own, spec):
     args = {"attention_mask": mask[None, None], "use_cache": False}
     found = []
     for one in (spec, f"{spec}+zeros"):
-        model = patched_tiny(one)
+        model = hf.patched_tiny(one)
         with torch.no_grad():
             for name, value in model.named_parameters():
                 if "position_encoding." in name:
                     value.copy_(torch.arange(value.numel()).view_as(value).sin())
-        found.append(logits(model, tokens(1, 12), **args))
-    assert close(*found, 1e-5)
+        found.append(hf.logits(model, hf.tokens(1, 12), **args))
+    assert hf.close(*found, 1e-5)

@@ -180,14 +180,10 @@ def relative(encoding):
 
 
 PROPERTIES = {
-    "unique": unique,
-    "bounded": bounded,
-    "linear in the shift": linear,
-    "longer than trained": longer,
-    "deterministic": deterministic,
-    "extends to n-D": in_two_dimensions,
-    "relative": relative,
-}
+    "unique": unique, "bounded": bounded, "linear in the shift": linear,
+    "longer than trained": longer, "deterministic": deterministic,
+    "extends to n-D": in_two_dimensions, "relative": relative,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "prop", "cell"), list(cells()))

@@ -14,40 +14,21 @@ SCALINGS = {  # spec: the parameters of wavepe.rope_frequencies
     "rope:theta=500,type=linear,factor=4": {"rope_type": "linear", "factor": 4.0},
     "rope:type=dynamic,factor=2.5": {"rope_type": "dynamic", "factor": 2.5},
     f"rope:theta=500,type=yarn,factor=4,{ORIGINAL}=128,truncate=false": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        ORIGINAL: 128,
-        "truncate": False,
-    },
+        "rope_type": "yarn", "factor": 4.0, ORIGINAL: 128, "truncate": False},
     "rope:type=yarn,factor=8,beta_fast=20,beta_slow=2.5,mscale=0.7,mscale_all_dim=1": {
-        "rope_type": "yarn",
-        "factor": 8,
-        "beta_fast": 20,
-        "beta_slow": 2.5,
-        "mscale": 0.7,
-        "mscale_all_dim": 1,
-    },
+        "rope_type": "yarn", "factor": 8, "beta_fast": 20, "beta_slow": 2.5, "mscale": 0.7,
+        "mscale_all_dim": 1},
     f"rope:type=longrope,{ORIGINAL}=64,attention_factor=1.19,short_factor=1+1.5+2+3.25,"
     "long_factor=4+5.5+7+11": {
-        "rope_type": "longrope",
-        ORIGINAL: 64,
-        "attention_factor": 1.19,
-        "short_factor": SHORT,
-        "long_factor": LONG,
-    },
+        "rope_type": "longrope", ORIGINAL: 64, "attention_factor": 1.19, "short_factor": SHORT,
+        "long_factor": LONG},
     f"rope:type=llama3,factor=8,{ORIGINAL}=64,low_freq_factor=1,high_freq_factor=4": {
-        "rope_type": "llama3",
-        "factor": 8,
-        ORIGINAL: 64,
-        "low_freq_factor": 1,
-        "high_freq_factor": 4,
-    },
+        "rope_type": "llama3", "factor": 8, ORIGINAL: 64, "low_freq_factor": 1,
+        "high_freq_factor": 4},
     "rope:type=proportional,partial_rotary_factor=0.5": {
-        "rope_type": "proportional",
-        "partial_rotary_factor": 0.5,
-    },
+        "rope_type": "proportional", "partial_rotary_factor": 0.5},
     "rope:theta=500,partial_rotary_factor=0.5": {"partial_rotary_factor": 0.5},
-}
+}  # fmt: skip
 # spec: theta and scaling of a length, if it is beyond the trained one
 FOLLOWING = {
     "rope:inference_theta=scaled": lambda n: (1e4 * n / TRAINED, {}),
@@ -169,13 +150,11 @@ def test_repr_shows_what_differs():
         ("rope:type=linear,factor=2,inference_theta=7", "rope:theta=10000,type=linear,factor=2"),
         ("rope:type=yarn,factor=scaled,beta_fast=9", "rope:theta=10000"),
         ("rope:type=dynamic,factor=2", "rope:theta=10000"),
-        (
-            "rope:theta=7,type=linear,factor=scaled,partial_rotary_factor=0.5",
-            "rope:theta=7,partial_rotary_factor=0.5",
-        ),
+        ("rope:theta=7,type=linear,factor=scaled,partial_rotary_factor=0.5",
+         "rope:theta=7,partial_rotary_factor=0.5"),
         *((spec, spec) for spec in ("none", "sinusoidal", "alibi", "wavelet:scales=6", "shaw")),
     ],
-)
+)  # fmt: skip
 def test_trained_as(spec, trained):
     encoding = wavepe.encoding(spec).trained_as()
     assert encoding == wavepe.encoding(trained) == encoding.trained_as()
@@ -191,12 +170,8 @@ SCALED, LISTS = RoPE(inference_theta="scaled"), {"short_factor": SHORT, "long_fa
         (SCALED, {"trained_length": 4}, ValueError, "needs length, a number"),
         (SCALED, {"length": 4, "trained_length": 0}, ValueError, "trained_length must be at least"),
         (SCALED, {"length": 4.0, "trained_length": 4}, TypeError, "length must be an integer"),
-        (
-            RoPE(type="linear", factor="scaled"),
-            {"trained_length": 4},
-            ValueError,
-            "needs length, a number",
-        ),
+        (RoPE(type="linear", factor="scaled"), {"trained_length": 4}, ValueError,
+         "needs length, a number"),
         *(
             (RoPE(type=kind, **keys), {"length": 4}, ValueError, "trained_length of an encoding")
             for kind, keys in (
@@ -206,14 +181,10 @@ SCALED, LISTS = RoPE(inference_theta="scaled"), {"short_factor": SHORT, "long_fa
                 ("longrope", {ORIGINAL: 9, **LISTS}),
             )
         ),
-        (
-            RoPE(type="longrope", short_factor=[1, 2], long_factor=[1, 2]),
-            {"length": 4, "trained_length": 100},
-            ValueError,
-            "4 for head size 8",
-        ),
+        (RoPE(type="longrope", short_factor=[1, 2], long_factor=[1, 2]),
+         {"length": 4, "trained_length": 100}, ValueError, "4 for head size 8"),
     ],
-)
+)  # fmt: skip
 def test_wrong_lengths(encoding, lengths, error, words):
     with pytest.raises(error, match=words):
         encoding.frequencies(8, **lengths)

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wavepe
 from cases import forget_registrations
 from processes import forked, output
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import wavepe
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CUSTOM = EXAMPLES / "custom_wavelet.py"

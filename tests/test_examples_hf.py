@@ -6,24 +6,12 @@ in float64 of hf_model.py, under the encoding that the files on disk hold.
 
 import json
 
+import examples_hf as examples
 import numpy as np
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
-from examples_hf import (
-    FILES,
-    bytes_row,
-    error,
-    in_processes,
-    load,
-    numbers,
-    stored,
-    wavelet,
-)
+from cases import needs
 from hf_model import gradients, logits, reference, worst
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -39,22 +27,20 @@ TABLE = "position_encoding"
 def test_every_file_has_its_test():
     tested = ["compile", "cpu_offload", "export", "fsdp2", "lm_eval", "peft_lora"]
     tested += ["swap_and_train", "trainer", "trl_packing"]
-    assert [f"hf_{name}" for name in tested] == FILES
+    assert [f"hf_{name}" for name in tested] == examples.FILES
 
 
 # ------------------------------------------------------------------ Trainer
-
-
 @pytest.fixture(scope="module")
 def trainer_run(tmp_path_factory):
     needs("accelerate")
-    folder, example = tmp_path_factory.mktemp("trainer"), load("hf_trainer")
+    folder, example = tmp_path_factory.mktemp("trainer"), examples.load("hf_trainer")
     return example, folder, example.main(str(folder))
 
 
 def test_trainer_resumes_as_if_never_stopped(trainer_run):
     example, folder, (straight, resumed, _) = trainer_run
-    half = stored(folder / "straight" / "checkpoint-6" / "model.safetensors")
+    half = examples.stored(folder / "straight" / "checkpoint-6" / "model.safetensors")
     first = example.fresh_model().state_dict()
     for name, weight in straight.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name])
@@ -68,13 +54,13 @@ def test_trainer_checkpoint_is_the_trained_model(trainer_run):
     config = json.loads((checkpoint / "config.json").read_text())
     assert config["model_type"] == "wavepe_llama"
     assert config["architectures"] == ["WavePELlamaForCausalLM"]
-    table = stored(checkpoint / "model.safetensors", TABLE)
+    table = examples.stored(checkpoint / "model.safetensors", TABLE)
     scale, shift = (table[f"model.{TABLE}.{name}"] for name in ("scale", "shift"))
     assert torch.equal(scale, straight.model.position_encoding.scale)
-    row = bytes_row(40)  # longer than what it was trained on
+    row = examples.bytes_row(40)  # longer than what it was trained on
     assert torch.equal(logits(loaded, row[None]), logits(straight, row[None]))
-    assert error(loaded, row, wavelet(scale, shift)) < 2e-6
-    assert error(loaded, row, wavelet()) > 1e-4  # the trained places matter
+    assert examples.error(loaded, row, examples.wavelet(scale, shift)) < 2e-6
+    assert examples.error(loaded, row, examples.wavelet()) > 1e-4  # the trained places matter
 
 
 # ------------------------------------------------------------------ TRL
@@ -83,7 +69,7 @@ def test_trainer_checkpoint_is_the_trained_model(trainer_run):
 @pytest.mark.slow
 def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
     needs("trl")
-    example, masks = load("hf_trl_packing"), []
+    example, masks = examples.load("hf_trl_packing"), []
     make = example.fresh_model
 
     def watched(tokenizer):
@@ -110,7 +96,7 @@ def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
         loss = trainer.compute_loss(trainer.model, dict(batch)).item()
     total = count = 0
     for text in ids[0].tensor_split(starts[1:]):
-        right = log_probabilities(trainer.model, text, wavelet())
+        right = log_probabilities(trainer.model, text, examples.wavelet())
         total -= right.sum()
         count += len(right)
     assert abs(loss - total / count) < 1e-5
@@ -135,8 +121,8 @@ def log_probabilities(model, text, parts):
 
 def test_peft_adapter_holds_the_encoding(tmp_path):
     needs("peft")
-    model, loaded, merged = load("hf_peft_lora").main(str(tmp_path))
-    adapter = stored(tmp_path / "adapter" / "adapter_model.safetensors")
+    model, loaded, merged = examples.load("hf_peft_lora").main(str(tmp_path))
+    adapter = examples.stored(tmp_path / "adapter" / "adapter_model.safetensors")
     places = {name.rpartition(".")[2]: value for name, value in adapter.items() if TABLE in name}
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert sorted(places) == ["scale", "shift"]
@@ -151,26 +137,24 @@ def test_peft_adapter_holds_the_encoding(tmp_path):
                 place = name.removeprefix("base_model.model.").replace(".lora_A.weight", "")
                 base.get_submodule(place).weight.add_(config["lora_alpha"] / config["r"] * b @ a)
         assert b.any()
-    row = bytes_row(40)
-    parts = wavelet(**places)
+    row = examples.bytes_row(40)
+    parts = examples.wavelet(**places)
     got = {name: logits(m, row[None])[0] for name, m in (("model", model), ("loaded", loaded))}
     assert torch.equal(got["model"], got["loaded"])
-    assert error(base, row, parts, got["loaded"]) < 1e-5
-    assert error(base, row, parts, logits(merged, row[None])[0]) < 1e-5
-    assert error(base, row, wavelet(), got["loaded"]) > 1e-3
+    assert examples.error(base, row, parts, got["loaded"]) < 1e-5
+    assert examples.error(base, row, parts, logits(merged, row[None])[0]) < 1e-5
+    assert examples.error(base, row, examples.wavelet(), got["loaded"]) > 1e-3
     assert type(merged) is wavepe.hf.WavePELlamaForCausalLM
 
 
 # ------------------------------------------------------------------ Accelerate
-
-
 def test_cpu_offload_changes_nothing(capsys):
     needs("accelerate")
-    example = load("hf_cpu_offload")
+    example = examples.load("hf_cpu_offload")
     model, tokens, got, _, text = example.main()
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     plain = wavepe.hf.patch(example.fresh_model(), example.SPEC)
-    assert error(plain, tokens[0], wavelet(), got[0]) < 1e-5
+    assert examples.error(plain, tokens[0], examples.wavelet(), got[0]) < 1e-5
     for _ in range(8):  # greedily, without a cache
         tokens = torch.cat([tokens, logits(plain, tokens)[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(text, tokens)
@@ -187,7 +171,7 @@ def test_cpu_offload_changes_nothing(capsys):
 def fsdp_run(tmp_path_factory):
     if not torch.distributed.is_available():
         pytest.skip("torch without distributed")
-    return in_processes("fsdp2_example", 2, tmp_path_factory.mktemp("fsdp"))
+    return examples.in_processes("fsdp2_example", 2, tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.mark.slow
@@ -198,14 +182,14 @@ def test_fsdp2_trains_as_one_process(fsdp_run):
     sharded, alone = (list(map(float, line)) for line in lines)
     assert sharded == pytest.approx(alone, abs=2e-5)
     assert sharded[2] != sharded[0]
-    model = load("hf_fsdp2").fresh_model()
+    model = examples.load("hf_fsdp2").fresh_model()
     first = model.state_dict()[f"model.{TABLE}.scale"].clone()
     model.load_state_dict(fsdp_run["state"])
     scale, shift = (fsdp_run["state"][f"model.{TABLE}.{name}"] for name in ("scale", "shift"))
     assert not torch.equal(scale, first)
     for name, weight in fsdp_run["alone"].items():  # Adam divides by small numbers
         assert worst(fsdp_run["state"][name], weight) < 1e-4, name
-    assert error(model, bytes_row(40), wavelet(scale, shift)) < 1e-5
+    assert examples.error(model, examples.bytes_row(40), examples.wavelet(scale, shift)) < 1e-5
 
 
 @pytest.mark.slow
@@ -213,7 +197,7 @@ def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
     """Adam would hide one that is twice too large."""
     import distributed_worker  # it needs torch with distributed
 
-    wanted = load("hf_fsdp2").fresh_model()
+    wanted = examples.load("hf_fsdp2").fresh_model()
     names = [name for name, _ in wanted.named_parameters()]
     wanted = dict(zip(names, gradients(wanted, distributed_worker.batch()), strict=True))
     for run, bound in (("float32", 1e-5), ("from meta", 1e-5), ("mixed", 0.05), ("bfloat16", 0.05)):
@@ -227,21 +211,19 @@ def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
 
 
 # ------------------------------------------------------------------ compilers
-
-
 @pytest.mark.slow
 def test_compile_makes_one_graph(capsys):
     """Dynamo's graphs, run by PyTorch: inductor takes a minute to come to the same."""
     torch._dynamo.reset()
-    load("hf_compile").main("eager")
+    examples.load("hf_compile").main("eager")
     torch._dynamo.reset()
     printed = capsys.readouterr().out
-    assert numbers(printed, "graphs in evaluation:") == [1]
-    assert numbers(printed, "graphs with training:") == [2]
-    differences = numbers(printed, "differ by")
+    assert examples.numbers(printed, "graphs in evaluation:") == [1]
+    assert examples.numbers(printed, "graphs with training:") == [2]
+    differences = examples.numbers(printed, "differ by")
     assert len(differences) == 5
     assert max(differences) < 1e-5
-    losses, eager = numbers(printed, "loss"), numbers(printed, "not compiled")
+    losses, eager = examples.numbers(printed, "loss"), examples.numbers(printed, "not compiled")
     assert losses == pytest.approx(eager, abs=2e-5)
     assert len(losses) == 2
 
@@ -251,25 +233,23 @@ def test_compile_makes_one_graph(capsys):
     ["wavelet:scales=4", pytest.param("wavelet:scales=4,learned=true", marks=pytest.mark.slow)],
 )
 def test_export_serves_every_length(spec, tmp_path):
-    loaded, model = load("hf_export").main(str(tmp_path / "model.pt2"), spec)
+    loaded, model = examples.load("hf_export").main(str(tmp_path / "model.pt2"), spec)
     for length in (2, 33, 200):
-        row = bytes_row(length)
+        row = examples.bytes_row(length)
         got = loaded(row[None].expand(3, -1)).detach()
-        assert error(model.model, row, wavelet(), got[2]) < 1e-5
+        assert examples.error(model.model, row, examples.wavelet(), got[2]) < 1e-5
     with pytest.raises(AssertionError, match="4096"):
-        loaded(bytes_row(4097)[None])
+        loaded(examples.bytes_row(4097)[None])
 
 
 # ------------------------------------------------------------------ lm-evaluation-harness
-
-
 @pytest.mark.slow
 def test_lm_eval_scores_the_choices(tmp_path):
     pytest.importorskip("lm_eval")
-    example = load("hf_lm_eval")
+    example = examples.load("hf_lm_eval")
     model, tokenizer, found = example.main(str(tmp_path))
     assert list(found) == ["stock", "wavelet:scales=4", "alibi"]
-    right = {"stock": "rope", "wavelet:scales=4": wavelet(), "alibi": "alibi"}
+    right = {"stock": "rope", "wavelet:scales=4": examples.wavelet(), "alibi": "alibi"}
     for spec, result in found.items():
         samples = sorted(result["samples"]["local_choice"], key=lambda sample: sample["doc_id"])
         assert len(samples) == len(example.ROWS)
@@ -298,7 +278,7 @@ TINY = "--length 16 --steps 4 --more 2 --batch 2 --layers 1 --hidden 32 --eval-b
 @pytest.fixture(scope="module")
 def swap():
     pytest.importorskip("rich")
-    module = load("hf_swap_and_train")
+    module = examples.load("hf_swap_and_train")
     threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
     yield module
     torch.set_num_threads(threads)

@@ -6,12 +6,6 @@ import multiprocessing
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import wavepe.hf
 from compare_cases import SPECS, results, text, trained
 from wavepe.cli import _parser

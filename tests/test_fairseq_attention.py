@@ -40,9 +40,6 @@ def padded(ids, lengths, side):
     return ids
 
 
-# --------------------------------------------------------------- values
-
-
 @pytest.mark.parametrize("spec", ENCODINGS)
 def test_values(spec):
     made = model(spec)
@@ -88,9 +85,6 @@ def test_padding_adds_nothing_to_the_length(spec):
     wanted = features(made, ids)
     assert_close(features(made, torch.cat([padding, ids], 1))[:, LENGTH:], wanted, 1e-12)
     assert_close(features(made, torch.cat([ids, padding], 1))[:, : 2 * LENGTH], wanted, 1e-12)
-
-
-# --------------------------------------------------------------- incremental decoding
 
 
 def steps(made, ids, orders):
@@ -139,9 +133,6 @@ def test_what_follows_the_length_is_not_decoded_incrementally(spec):
     next(rest)
     with pytest.raises(ValueError, match="depends on the sequence length"):
         next(rest)
-
-
-# --------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize(
@@ -237,9 +228,6 @@ def test_copies_share_nothing():
         assert not torch.equal(features(other, ids), wanted)
 
 
-# --------------------------------------------------------------- what it refuses
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -257,12 +245,8 @@ def test_attention_refuses_what_it_does_not_do(changed, message):
     attention = model("alibi").decoder.layers[0].self_attn
     x = torch.zeros(4, 1, DIM)
     call = {
-        "query": x,
-        "key": x,
-        "value": x,
-        "attn_mask": torch.empty(0),
-        "need_weights": False,
-    }
+        "query": x, "key": x, "value": x, "attn_mask": torch.empty(0), "need_weights": False,
+    }  # fmt: skip
     attention(**call)
     with pytest.raises(NotImplementedError, match=message):
         attention(**call | changed)

@@ -8,45 +8,22 @@ import runpy
 import sys
 from pathlib import Path
 
+import fairseq_cases as cases
 import numpy as np
 import pytest
 import wavepe
-from fairseq_cases import (
-    GPT,
-    MARKS,
-    NEEDS_SHIM,
-    STOCK,
-    WIKI103,
-    arguments,
-    command,
-    composed,
-    configuration,
-    corpus,
-    fairseq,
-    features,
-    model,
-    models,
-    options,
-    record_of,
-    tasks,
-    tokens,
-    torch,
-    train,
-    without_plugin,
-)
+from fairseq_cases import torch
 from processes import forked, python
 from wavepe.fairseq.model import WavePELanguageModel
 
-pytestmark = MARKS
+pytestmark = cases.MARKS
 
 OF_TRANSFORMER_LM = [
-    arch for arch, name in models.ARCH_MODEL_NAME_REGISTRY.items() if name == "transformer_lm"
+    arch for arch, name in cases.models.ARCH_MODEL_NAME_REGISTRY.items() if name == "transformer_lm"
 ]
 
 
 # --------------------------------------------------------------- --pos-enc
-
-
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -62,7 +39,7 @@ OF_TRANSFORMER_LM = [
 )  # fmt: skip
 def test_a_wrong_spec_is_told_before_anything_is_done(spec, expected, capsys):
     with pytest.raises(SystemExit) as ended:
-        command("train", *arguments("unused", "--pos-enc", spec))
+        cases.command("train", *cases.arguments("unused", "--pos-enc", spec))
     assert ended.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "error: argument --pos-enc: " in line
@@ -81,25 +58,25 @@ def test_a_wrong_spec_is_told_before_anything_is_done(spec, expected, capsys):
 )
 def test_a_spec_survives_the_configuration(spec):
     """Hydra reads : , = + as its own grammar if they are not quoted."""
-    composed_spec = configuration(arguments("unused", "--pos-enc", spec)).model.pos_enc
+    composed_spec = cases.configuration(cases.arguments("unused", "--pos-enc", spec)).model.pos_enc
     assert wavepe.encoding(composed_spec) == wavepe.encoding(spec)
 
 
 # --------------------------------------------------------------- architectures
-
-
-def parsed(*words, recipe=WIKI103):
-    return options.parse_args_and_arch(
-        options.get_training_parser(), arguments("unused", *words, recipe=recipe)
+def parsed(*words, recipe=cases.WIKI103):
+    return cases.options.parse_args_and_arch(
+        cases.options.get_training_parser(), cases.arguments("unused", *words, recipe=recipe)
     )
 
 
 def test_every_architecture_is_served():
-    of_name = {arch for arch in models.ARCH_MODEL_REGISTRY if arch.startswith("transformer_lm")}
+    of_name = {
+        arch for arch in cases.models.ARCH_MODEL_REGISTRY if arch.startswith("transformer_lm")
+    }
     other_models = {"transformer_lm_megatron", "transformer_lm_megatron_11b"}
     assert of_name == {*OF_TRANSFORMER_LM, *other_models}
     assert len(of_name) >= 20
-    served = {models.ARCH_MODEL_REGISTRY[arch] for arch in OF_TRANSFORMER_LM}
+    served = {cases.models.ARCH_MODEL_REGISTRY[arch] for arch in OF_TRANSFORMER_LM}
     assert served == {WavePELanguageModel}
 
 
@@ -119,29 +96,27 @@ def test_other_models_do_not_take_it():
 
 def test_learned_positions_of_an_architecture_are_replaced():
     """GPT-3's are learned where no other positions are asked for."""
-    recipe = (*GPT[2:], "--arch", "transformer_lm_gpt3_small")
-    cfg = configuration(arguments("unused", "--pos-enc", "alibi", recipe=recipe))
-    task = tasks.setup_task(cfg.task)
+    recipe = (*cases.GPT[2:], "--arch", "transformer_lm_gpt3_small")
+    cfg = cases.configuration(cases.arguments("unused", "--pos-enc", "alibi", recipe=recipe))
+    task = cases.tasks.setup_task(cfg.task)
     decoder = task.build_model(cfg.model).decoder
     assert cfg.model.decoder_learned_pos
     assert decoder.embed_positions is None
     assert decoder.max_positions() >= 10**6
-    cfg = configuration(arguments("unused", recipe=recipe))
+    cfg = cases.configuration(cases.arguments("unused", recipe=recipe))
     assert task.build_model(cfg.model).decoder.embed_positions is not None
 
 
 def test_a_configuration_of_hydra():
     sizes = ("decoder_layers=1", "decoder_embed_dim=32", "decoder_attention_heads=4")
-    line = ["task=language_modeling", f"task.data={corpus()}", "model=transformer_lm"]
+    line = ["task=language_modeling", f"task.data={cases.corpus()}", "model=transformer_lm"]
     line += [f"model.{key}" for key in ("pos_enc='wavelet:scales=1+3'", *sizes)]
-    cfg = composed(*line)
-    made = tasks.setup_task(cfg.task).build_model(cfg.model)
+    cfg = cases.composed(*line)
+    made = cases.tasks.setup_task(cfg.task).build_model(cfg.model)
     assert str(made.decoder.position_encoding.encoding) == "wavelet:scales=1+3"
 
 
 # --------------------------------------------------------------- shorthands
-
-
 @pytest.mark.parametrize(
     ("spec", "shorthands", "wanted"),
     [
@@ -155,9 +130,9 @@ def test_a_configuration_of_hydra():
     ],
 )
 def test_shorthands(spec, shorthands, wanted):
-    made, ids = model(spec, **shorthands), tokens()
+    made, ids = cases.model(spec, **shorthands), cases.tokens()
     assert made.decoder.position_encoding.encoding == wavepe.encoding(wanted)
-    assert torch.equal(features(made, ids), features(model(wanted), ids))
+    assert torch.equal(cases.features(made, ids), cases.features(cases.model(wanted), ids))
 
 
 ODD = {"decoder_embed_dim": 36, "decoder_input_dim": 36, "decoder_output_dim": 36}
@@ -185,22 +160,22 @@ SCALES_3 = "head size 8 is not divisible by 3 scales"
 )
 def test_what_does_not_fit(spec, changes, message):
     with pytest.raises(ValueError, match=message):
-        model(spec, **changes)
+        cases.model(spec, **changes)
 
 
 def test_shorthands_on_the_command_line(tmp_path):
-    cfg = configuration(
-        arguments("unused", "--pos-enc", "wavelet", "--wavelet-scales", "1+3", "--rope-theta", "8")
+    cfg = cases.configuration(
+        cases.arguments(
+            "unused", "--pos-enc", "wavelet", "--wavelet-scales", "1+3", "--rope-theta", "8"
+        )
     ).model
     assert (cfg.wavelet_scales, cfg.rope_theta) == ("1+3", 8)
     with pytest.raises(ValueError, match=r"--rope-theta 8\.0 needs --pos-enc rope"):
-        train(tmp_path, "--rope-theta", 8)
+        cases.train(tmp_path, "--rope-theta", 8)
     assert not list(tmp_path.glob("*.pt"))
 
 
 # --------------------------------------------------------------- commands and what they need
-
-
 def test_installed_scripts():
     installed = importlib.metadata.entry_points(group="console_scripts")
     ours = {script.name: script for script in installed if script.name.startswith("wavepe-fair")}
@@ -255,30 +230,28 @@ def test_importing_the_package_loads_nothing():
 
 
 # --------------------------------------------------------------- --user-dir
-
-
 def test_the_folder_for_user_dir(capsys, monkeypatch):
     """fairseq's own parser loads it, and then knows --pos-enc."""
     runpy.run_module("wavepe.fairseq", run_name="__main__")
     folder = capsys.readouterr().out.strip()
     assert folder == wavepe.fairseq.USER_DIR
-    without_plugin(monkeypatch)
+    cases.without_plugin(monkeypatch)
     monkeypatch.delitem(sys.modules, "wavepe_fairseq", raising=False)
-    vars(fairseq.utils.import_user_module).get("memo", set()).discard(folder)
+    vars(cases.fairseq.utils.import_user_module).get("memo", set()).discard(folder)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    line = arguments("unused", "--pos-enc", "alibi")
+    line = cases.arguments("unused", "--pos-enc", "alibi")
     with pytest.raises(SystemExit):
-        configuration(line)
-    assert models.ARCH_MODEL_REGISTRY["transformer_lm"] is STOCK
-    cfg = configuration([*line, "--user-dir", folder])
+        cases.configuration(line)
+    assert cases.models.ARCH_MODEL_REGISTRY["transformer_lm"] is cases.STOCK
+    cfg = cases.configuration([*line, "--user-dir", folder])
     assert cfg.model.pos_enc == "alibi"
-    assert models.ARCH_MODEL_REGISTRY["transformer_lm"] is WavePELanguageModel
+    assert cases.models.ARCH_MODEL_REGISTRY["transformer_lm"] is WavePELanguageModel
 
 
 def test_registering_again_changes_nothing():
-    before = dict(models.ARCH_MODEL_REGISTRY), dict(models.MODEL_REGISTRY)
+    before = dict(cases.models.ARCH_MODEL_REGISTRY), dict(cases.models.MODEL_REGISTRY)
     wavepe.fairseq.register()
-    assert before == (models.ARCH_MODEL_REGISTRY, models.MODEL_REGISTRY)
+    assert before == (cases.models.ARCH_MODEL_REGISTRY, cases.models.MODEL_REGISTRY)
 
 
 OWN = """
@@ -311,23 +284,23 @@ def test_a_user_dir_of_ones_own(tmp_path):
     folder.mkdir()
     (folder / "__init__.py").write_text(OWN)
     words = ("--user-dir", folder, "--pos-enc", "even:slope=0.25", "--max-update", 3)
-    recipe = (*GPT[2:], "--arch", "transformer_lm_of_a_user")
-    line = arguments(tmp_path / "run", *words, recipe=recipe)
+    recipe = (*cases.GPT[2:], "--arch", "transformer_lm_of_a_user")
+    line = cases.arguments(tmp_path / "run", *words, recipe=recipe)
     ended = forked("-c", "from wavepe.fairseq.commands import train; train()", *line)
     assert ended.returncode == 0, ended.stderr
     state = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
-    record = record_of(state["model"])["encoding"]
+    record = cases.record_of(state["model"])["encoding"]
     assert (record["name"], record["slope"]) == ("even", 0.25)
 
 
-@pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 does not start by itself")
+@pytest.mark.skipif(cases.NEEDS_SHIM, reason="fairseq 0.12.2 does not start by itself")
 def test_fairseqs_own_command_with_our_user_dir(tmp_path):
-    line = arguments(tmp_path, "--user-dir", wavepe.fairseq.USER_DIR, "--pos-enc", "wavelet")
+    line = cases.arguments(tmp_path, "--user-dir", wavepe.fairseq.USER_DIR, "--pos-enc", "wavelet")
     script = "from fairseq_cli.train import cli_main; cli_main()"
     ended = forked("-c", script, *line, "--max-update", 3)
     assert ended.returncode == 0, ended.stderr
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert record_of(state["model"])["encoding"]["name"] == "wavelet"
+    assert cases.record_of(state["model"])["encoding"]["name"] == "wavelet"
 
 
 # --------------------------------------------------------------- the demo

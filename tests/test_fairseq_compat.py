@@ -7,24 +7,14 @@ import io
 import pickle
 import sys
 
+import fairseq_cases as cases
 import numpy as np
 import pytest
-from fairseq_cases import (
-    FIXED,
-    GPT,
-    MARKS,
-    NEEDS_SHIM,
-    arguments,
-    configuration,
-    evaluate,
-    fairseq,
-    torch,
-    train,
-)
+from fairseq_cases import torch
 from processes import forked
 from wavepe.fairseq import compat
 
-pytestmark = MARKS
+pytestmark = cases.MARKS
 
 no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="of machines without a GPU")
 
@@ -37,10 +27,7 @@ def original(module, name):
     return unwrapped
 
 
-# --------------------------------------------------------------- dataclasses as defaults
-
-
-@pytest.mark.skipif(not NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
+@pytest.mark.skipif(not cases.NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
 def test_fairseq_is_not_imported_without_the_shim():
     ended = forked("-c", "import fairseq")
     assert ended.returncode == 1
@@ -71,26 +58,20 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
     assert dataclasses.dataclass is before
 
 
-# --------------------------------------------------------------- np.compat
-
-
 @pytest.mark.skipif(int(np.__version__.split(".")[0]) < 2, reason="NumPy 1 has np.compat")
 def test_lines_as_samples(tmp_path, monkeypatch):
     """--sample-break-mode eos."""
     monkeypatch.delattr(np, "compat")
     words = ("--pos-enc", "alibi", "--sample-break-mode", "eos", "--max-update", 2)
     with pytest.raises(AttributeError, match="has no attribute 'compat'"):
-        train(tmp_path, *words, recipe=GPT)
+        cases.train(tmp_path, *words, recipe=cases.GPT)
     compat.add_numpy_compat()
-    run = train(tmp_path, *words, recipe=GPT)
+    run = cases.train(tmp_path, *words, recipe=cases.GPT)
     assert len(run.losses) == 2
-    assert evaluate(run.path, "--sample-break-mode", "eos")["perplexity"] < 1000
+    assert cases.evaluate(run.path, "--sample-break-mode", "eos")["perplexity"] < 1000
     added = vars(np)["compat"]
     compat.add_numpy_compat()
     assert vars(np)["compat"] is added
-
-
-# --------------------------------------------------------------- torch.load of objects
 
 
 class Received:
@@ -100,8 +81,8 @@ class Received:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         self.bytes = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        monkeypatch.setattr(fairseq.distributed.utils, "get_rank", lambda group: 1)
-        monkeypatch.setattr(fairseq.distributed.utils, "broadcast", self.broadcast)
+        monkeypatch.setattr(cases.fairseq.distributed.utils, "get_rank", lambda group: 1)
+        monkeypatch.setattr(cases.fairseq.distributed.utils, "broadcast", self.broadcast)
 
     def broadcast(self, tensor, src, group):
         length = tensor.dtype == torch.int64
@@ -110,9 +91,9 @@ class Received:
 
 def test_objects_of_another_rank(monkeypatch):
     """A checkpoint's configuration, which ranks get where a training is resumed."""
-    state = {"cfg": configuration(arguments("unused")), "num_updates": 3}
+    state = {"cfg": cases.configuration(cases.arguments("unused")), "num_updates": 3}
     Received(monkeypatch, state)
-    utils, load = fairseq.distributed.utils, torch.load
+    utils, load = cases.fairseq.distributed.utils, torch.load
     sent = (None, 0, None, torch.device("cpu"))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         original(utils, "_broadcast_object_slow")(*sent)
@@ -128,15 +109,12 @@ def test_namespaces_in_checkpoints(tmp_path):
     torch.serialization.clear_safe_globals()
     try:
         with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
-            fairseq.checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "x.pt")
+            cases.fairseq.checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "x.pt")
         compat.allow_namespaces_in_checkpoints()
         loaded = torch.load(tmp_path / "x.pt", weights_only=True)
         assert loaded["args"].arch == "transformer"
     finally:
         torch.serialization.add_safe_globals(known)
-
-
-# --------------------------------------------------------------- processes without GPUs
 
 
 @pytest.fixture
@@ -150,8 +128,10 @@ def group(tmp_path):
 
 @no_gpu
 def test_torchs_ddp_on_the_cpu(group, monkeypatch):
-    wrapping = fairseq.models.distributed_fairseq_model
-    cfg = configuration(arguments("unused", "--ddp-backend", "pytorch_ddp")).distributed_training
+    wrapping = cases.fairseq.models.distributed_fairseq_model
+    cfg = cases.configuration(
+        cases.arguments("unused", "--ddp-backend", "pytorch_ddp")
+    ).distributed_training
     module = torch.nn.Linear(2, 2)
 
     def wrapped():
@@ -165,7 +145,7 @@ def test_torchs_ddp_on_the_cpu(group, monkeypatch):
         wrapped()
 
 
-UTILS = fairseq.distributed.utils
+UTILS = cases.fairseq.distributed.utils
 
 
 @pytest.fixture
@@ -175,7 +155,7 @@ def launched(monkeypatch):
     def launch(*words, stock=False, **env):
         for key, value in env.items():
             monkeypatch.setenv(key, value)
-        cfg, seen = configuration(arguments("unused", *words)), []
+        cfg, seen = cases.configuration(cases.arguments("unused", *words)), []
         monkeypatch.setattr(UTILS, "distributed_main", lambda *a, **k: seen.append("several"))
         call_main = original(UTILS, "call_main") if stock else UTILS.call_main
         call_main(cfg, lambda *a, **k: seen.append("alone"))
@@ -212,7 +192,7 @@ def test_processes_of_torchrun(launched):
 
 
 @no_gpu
-@pytest.mark.skipif(not FIXED, reason="fairseq 0.12.2 knows the processes of torchrun")
+@pytest.mark.skipif(not cases.FIXED, reason="fairseq 0.12.2 knows the processes of torchrun")
 def test_processes_of_torchrun_as_fairseq_fixed_takes_them(launched):
     assert launched(stock=True, **TORCHRUN)[0] == ["alone"]
     with pytest.raises(ZeroDivisionError):

@@ -60,9 +60,6 @@ def loaded(path):
     return made.eval()
 
 
-# --------------------------------------------------------------- nothing is left out
-
-
 def test_blocks_longer_than_the_positions(guarded):
     with pytest.raises(ValueError, match=r"up to 64 tokens and this model has 32 positions"):
         evaluate(path_of(None), tokens=64)
@@ -115,9 +112,6 @@ def test_no_tokens_at_all(guarded, tmp_path):
         evaluate(path_of("alibi"), "--gen-subset", "test", data=tmp_path / "bin")
 
 
-# --------------------------------------------------------------- lengths and windows
-
-
 FOUR = ("wavelet", "rope", "alibi", "normalised")
 
 
@@ -158,9 +152,6 @@ def test_windows_with_padding(spec, guarded):
     for batch in (1, 5):
         result = evaluate(path_of(spec), "--context-window", context, tokens=32, batch=batch)
         assert abs(float(result["loss"]) - wanted) <= 2e-6 * wanted
-
-
-# --------------------------------------------------------------- generate
 
 
 def generated(path, capsys, *words):

@@ -58,8 +58,6 @@ def test_without_pos_enc_it_is_stock_fairseq(recipe, tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------- next to options of fairseq's
-
-
 def test_layer_drop(tmp_path):
     """Trained with layers left out, evaluated with all of them or with those that are kept."""
     run = train(tmp_path, "--pos-enc", "wavelet", "--decoder-layerdrop", 0.5, recipe=GPT)
@@ -197,8 +195,6 @@ def test_another_encoding_is_refused_and_both_are_named(tmp_path):
 
 
 # --------------------------------------------------------------- options of inference
-
-
 def test_options_of_inference_and_the_trained_length(tmp_path):
     """An evaluation usually overrides the sizes of the task, for fairseq's own positions."""
     run = trained("--pos-enc", "rope:theta=64", "--max-update", 20)
@@ -226,8 +222,6 @@ def test_options_of_inference_and_the_trained_length(tmp_path):
 
 
 # --------------------------------------------------------------- means of checkpoints
-
-
 def averaged(paths):
     """As fairseq's script does it, integers included."""
     states = [torch.load(path, weights_only=True) for path in paths]

@@ -4,15 +4,9 @@
 import platform
 import re
 
+import faults
 import pytest
 from processes import forked
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
-import faults
 
 EVERY = [("copied", 59)]  # a fault at each write with this distance
 EVERY += [

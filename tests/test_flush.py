@@ -181,8 +181,6 @@ def test_sixteen_bits(each_variant, storage, m):
 
 
 # ---- what stays exact ----------------------------------------------------------------------------
-
-
 @each_dtype
 def test_tables_and_rope_keep_subnormals(each_variant, dtype):
     tiny = np.finfo(dtype).tiny

@@ -45,9 +45,6 @@ def test_random_arguments_of_the_small_functions(name):
     assert 0 < kept < 250
 
 
-# ---- failures ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def wrong_rope(monkeypatch):
     """Make the first element of rope wrong on one variant."""

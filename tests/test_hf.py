@@ -1,13 +1,10 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
-import pytest
-from cases import every_second, forget_registrations
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 import numpy as np
+import pytest
+import torch
 import wavepe.hf
+from cases import every_second, forget_registrations
 from encoding_cases import (
     ASKED,
     COMBINED,
@@ -157,8 +154,6 @@ def test_weights_and_what_a_later_token_changes(spec):
 
 
 # --------------------------------------------------------------- padding and positions
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("spec", every_second(EACH, 0))
 def test_a_ragged_batch_equals_its_rows(spec, side):
@@ -205,8 +200,6 @@ def test_embeddings_in_place_of_tokens(spec):
 
 
 # --------------------------------------------------------------- absolute encodings
-
-
 @pytest.mark.parametrize("spec", [*STEADY, *FOLLOW_LENGTH])
 def test_what_is_found_to_follow_the_length(spec):
     for width in (4, 512):  # of the token embedding
@@ -242,8 +235,6 @@ def test_binary_ends_where_the_bits_do():
 
 
 # --------------------------------------------------------------- constant tables
-
-
 def test_tables_grow_and_are_shared():
     spec = "wavelet:kind=haar,scales=1+300"  # one that no other test has asked for
     encoding = wavepe.encoding(spec)
@@ -304,8 +295,6 @@ def test_a_table_made_in_inference_mode_serves_training():
 
 
 # --------------------------------------------------------------- caches
-
-
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("spec", every_second(CACHED, 1))
 def test_a_sequence_in_pieces(spec, cache):
@@ -376,8 +365,6 @@ def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise
 
 
 # --------------------------------------------------------------- training and tools
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("spec", every_second(EACH, 0))
 def test_gradient_checkpointing(spec, reentrant):

@@ -8,9 +8,8 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import wavepe
@@ -44,8 +43,6 @@ def adapt(model, spec=SPEC, **options):
 
 
 # ---- recipes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "spec", "length", "wanted", "transfers"),
     [
@@ -165,8 +162,6 @@ def test_transfer_leaves_the_model_as_it_was():
 
 
 # ---- the whole way -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lora", [None, 4])
 def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     """At random places, with the bits of an uninterrupted one; a third time it is only read."""
@@ -364,8 +359,6 @@ def test_two_processes(before, tmp_path):
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -8,13 +8,11 @@ import json
 import os
 
 import pytest
-from cases import forget_registrations
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe
 import wavepe.hf
+from cases import forget_registrations
 from convert_cases import IDS, SMALL, change, load, patched, read, refused, state, stock
 from hf_families import build, by_turns
 from hf_model import LENGTH, close, logits, tiny, tokens
@@ -37,8 +35,6 @@ HEADS = {
 
 
 # ------------------------------------------------------------------ models
-
-
 @pytest.mark.parametrize(
     ("form", "spec"),
     [*(("tied", spec) for spec in SPECS), *(("single", spec) for spec in SPECS[::3])],
@@ -129,8 +125,6 @@ def test_a_checkpoint_that_names_no_class(tmp_path):
 
 
 # ------------------------------------------------------------------ configurations
-
-
 def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     own = {"foo": {"bar": [1, 2.5, None]}, "rms_norm_eps": 1e-05, "_attn_implementation": "sdpa"}
@@ -139,13 +133,10 @@ def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     convert(source, tmp_path / "target", WAVELET)
     before, after = read(source / "config.json"), read(tmp_path / "target" / "config.json")
     changed = {
-        "model_type": "wavepe_llama",
-        "architectures": ["WavePELlamaForCausalLM"],
-        "position_encoding": WAVELET,
-        "attn_implementation": UNKNOWN,
-        "_attn_implementation": UNKNOWN,
-        "wavepe_version": wavepe.__version__,
-    }
+        "model_type": "wavepe_llama", "architectures": ["WavePELlamaForCausalLM"],
+        "position_encoding": WAVELET, "attn_implementation": UNKNOWN,
+        "_attn_implementation": UNKNOWN, "wavepe_version": wavepe.__version__,
+    }  # fmt: skip
     assert after.pop("auto_map").items() > before.pop("auto_map").items()
     assert after == {**before, **changed}
     load(tmp_path / "target")
@@ -158,16 +149,13 @@ ROPES = {
         "rope_parameters": None,
         "rope_theta": 300.0,
         "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8,
         },
         "torch_dtype": "bfloat16",
         "dtype": None,
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
@@ -202,8 +190,6 @@ def test_other_forms_of_encodings_and_folders(tmp_path):
 
 
 # ------------------------------------------------------------------ families
-
-
 @by_turns(0, always=("llama", "gpt_neox", "mixtral"))
 def test_every_family(family, tmp_path):
     model = build(family)
@@ -339,8 +325,6 @@ class RunsCode:
 
 
 # ------------------------------------------------------------------ the command
-
-
 def run(capsys, *argv):
     capsys.readouterr()
     code = main(["convert", *map(str, argv)])

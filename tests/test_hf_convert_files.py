@@ -8,11 +8,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import safetensors.torch
+import torch
 import wavepe.hf
 from convert_cases import (
     IDS,
@@ -29,9 +26,8 @@ from hf_model import logits, tiny
 from processes import forked
 from wavepe.hf import conversion, convert
 
+
 # ------------------------------------------------------------------ files
-
-
 def test_other_files_come_along(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     weights = [name for name in names(source) if name.startswith("model")]
@@ -200,8 +196,6 @@ def file_of(address):
 
 
 # ------------------------------------------------------------------ what goes wrong on the way
-
-
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
 def test_an_interrupted_conversion_leaves_nothing(error, tmp_path, monkeypatch):
     source = stock(tmp_path / "source", "sharded")

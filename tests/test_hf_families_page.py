@@ -4,10 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from hf_families import FAMILIES, UNROTATED
 from test_hf_situations import UPSTREAM_OF_CONVOLUTIONS
 

@@ -5,10 +5,7 @@ import os
 import sys
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from cases import needs
 from hf_families import FAMILIES, build

@@ -5,10 +5,7 @@ tokens, so it refuses positions that do not.
 """
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe
 from encoding_cases import LEARNED
 from hf_families import FAMILIES, build, by_turns
@@ -362,11 +359,8 @@ def test_windows_of_a_static_cache_drop_the_columns_of_padding():
     ids, mask = tokens(2, 13), torch.ones(2, 13, dtype=torch.long)
     mask[1, :9] = 0
     options = {
-        "attention_mask": mask,
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "disable_compile": True,
-    }
+        "attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "disable_compile": True,
+    }  # fmt: skip
     whole = model.generate(ids, **options, use_cache=False)
     chunked = model.generate(ids, **options, cache_implementation="static", prefill_chunk_size=4)
     assert torch.equal(chunked, whole)

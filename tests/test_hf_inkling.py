@@ -3,11 +3,7 @@
 import copy
 
 import pytest
-from cases import needs
-
-torch = needs("torch")
-needs("transformers")
-
+import torch
 import wavepe.hf
 from hf_families import UNROTATED, build, stirred
 from hf_model import VOCABULARY, close, gradients
@@ -18,26 +14,16 @@ if not UNROTATED:
 
 # Three layers; the queries grow within the texts of the tests.
 OPTIONS = {
-    "num_hidden_layers": 3,
-    "local_layer_ids": [0, 2],
-    "mlp_layer_types": ["dense", "sparse", "dense"],
-    "log_scaling_n_floor": 6,
-}
+    "num_hidden_layers": 3, "local_layer_ids": [0, 2],
+    "mlp_layer_types": ["dense", "sparse", "dense"], "log_scaling_n_floor": 6,
+}  # fmt: skip
 IDS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
 # Parts beside the model's own term, or in its place. Heads differ by layer.
 OTHERS = (
-    "wavelet:scales=4",
-    "alibi",
-    "none",
-    "sinusoidal",
-    "relative+alibi",
-    "relative:extent=5,rank=3",
-    "relative+sink+window:size=7",
-    "fox",
-    "pope:theta=100",
-    "relative@1+wavelet:scales=4@0.2",
+    "wavelet:scales=4", "alibi", "none", "sinusoidal", "relative+alibi", "relative:extent=5,rank=3",
+    "relative+sink+window:size=7", "fox", "pope:theta=100", "relative@1+wavelet:scales=4@0.2",
     "relative+temperature:floor=3,alpha=0.5",
-)
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -3,13 +3,10 @@
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from hf_families import build
-from hf_model import LENGTH, close, logits, patched_tiny, pickled, tiny, tokens
+from hf_model import LENGTH, close, llamas, logits, patched_tiny, pickled, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
 SCALED = "rope:theta=30,inference_theta=scaled"
@@ -104,11 +101,8 @@ def test_what_stays_and_what_is_refused():
         wavepe.hf.fix_length(tiny(LlamaForCausalLM), 9)
     long = {"max_new_tokens": 1, "prefill_chunk_size": 8}
     assert refused(patched_tiny(SCALED), tokens(1, 20), **long)  # at the first chunk
-    wavepe.hf.patch_llama(SCALED)
-    try:
+    with llamas(SCALED):
         model = tiny()
-    finally:
-        wavepe.hf.unpatch_llama()
     assert refused(model, ids)
 
 

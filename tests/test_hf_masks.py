@@ -8,10 +8,7 @@ import inspect
 import itertools
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_model import (
@@ -64,8 +61,6 @@ def padded(rows=2, length=9, padding=3):
 
 
 # ------------------------------------------------------------------ the form of masks
-
-
 @pytest.mark.parametrize("spec", SPECS[::2])
 def test_forms(spec):
     model, mask = patched_tiny(spec), padded()
@@ -153,8 +148,6 @@ def test_layers_that_look_both_ways_take_no_padding(options, spec):
 
 
 # ------------------------------------------------------------------ no tensor of queries x keys
-
-
 class LargestTensor(TorchDispatchMode):
     """Record the number of elements of the largest new tensor."""
 
@@ -196,8 +189,6 @@ def test_no_tensor_grows_with_queries_times_keys(how, spec):
 
 
 # ------------------------------------------------------------------ masks of the user's own
-
-
 @pytest.mark.parametrize("spec", EACH)
 def test_the_operator_and_pytorch_agree_under_any_mask(spec):
     """The mask may show keys in the future, because it alone decides."""
@@ -245,8 +236,6 @@ def test_weights_and_added_masks_in_bfloat16(spec):
 
 
 # ------------------------------------------------------------------ packed sequences
-
-
 def alone(model, ids=IDS):
     return torch.cat([logits(model, ids[:, :5]), logits(model, ids[:, 5:])], dim=1)
 
@@ -441,8 +430,6 @@ def test_on_a_device_nobody_looks_and_the_same_is_seen(spec, monkeypatch):
 
 
 # ------------------------------------------------------------------ dropout
-
-
 @pytest.mark.parametrize("spec", EACH)
 def test_dropout_follows_the_seed(spec):
     model, ids = patched_tiny(spec, attention_dropout=0.5).train(), tokens(2, 12)
@@ -461,8 +448,6 @@ def test_dropout_follows_the_seed(spec):
 
 
 # ------------------------------------------------------------------ the operator and devices
-
-
 def test_the_operator_that_is_compiled():
     """Schema, fake tensors and autograd of wavepe::attention_in_graph agree."""
     generator = torch.Generator().manual_seed(0)

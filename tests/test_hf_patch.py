@@ -8,10 +8,8 @@ import copy
 import warnings
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_families import build, stirred
@@ -89,8 +87,6 @@ def state(model):
 
 
 # --------------------------------------------------------------- patch and unpatch
-
-
 @pytest.mark.parametrize("spec", EACH)
 def test_unpatch_restores_everything(spec):
     model = tiny()
@@ -171,12 +167,10 @@ def test_encodings_in_every_form():
 @pytest.mark.parametrize(
     "cls",
     [
-        LlamaModel,
-        LlamaForSequenceClassification,
-        LlamaForTokenClassification,
+        LlamaModel, LlamaForSequenceClassification, LlamaForTokenClassification,
         LlamaForQuestionAnswering,
     ],
-)
+)  # fmt: skip
 def test_other_heads(cls, spec):
     whole = tiny()
     model = tiny(cls)
@@ -235,8 +229,6 @@ def test_changes_outlive_the_patch():
 
 
 # --------------------------------------------------------------- all Llamas
-
-
 @pytest.mark.parametrize("spec", EACH_ENTRY)
 def test_llamas_made_in_between_keep_the_encoding(spec, all_llamas):
     before = tiny()
@@ -335,8 +327,6 @@ def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
 
 
 # --------------------------------------------------------------- refusals
-
-
 def test_a_patched_model_is_not_patched_again():
     model = patched_tiny(WAVELET)
     wanted = logits(model, IDS)
@@ -408,8 +398,6 @@ def test_what_is_missing_is_named():
 
 
 # --------------------------------------------------------------- a patched model is changed
-
-
 @MODELS
 @pytest.mark.parametrize("spec", [WAVELET, "none", "rope:theta=100", "sinusoidal", {"0": "none"}])
 def test_another_implementation_or_rotation(make, spec):
@@ -477,8 +465,6 @@ def test_a_default_device_of_the_caller(spec):
 
 
 # ------------------------------------------------------------------ caches of another encoding
-
-
 def test_a_cache_of_another_patch_is_refused():
     model = wavepe.hf.patch(tiny(), "wavelet:scales=4")
     cache = DynamicCache(config=model.config)

@@ -8,12 +8,10 @@ import json
 
 import hub
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
+from cases import needs
 from hf_model import logits, tiny, tokens
 from processes import forked, output
 
@@ -188,9 +186,6 @@ def test_peft_finds_no_stock_base(folders):
     peft.get_peft_model(base, lora).save_pretrained(folders / "second")
     found = peft.AutoPeftModelForCausalLM.from_pretrained(folders / "second")
     assert wavepe.hf.encoding_of(found) == SPEC
-
-
-# ------------------------------------------------------------------ TRL
 
 
 def trainer_of(kind, model, folders, **options):

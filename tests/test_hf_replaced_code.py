@@ -8,14 +8,11 @@ import functools
 import types
 
 import pytest
-from cases import needs
-from processes import output
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
-from hf_model import close, logits, patched_tiny, tiny, tokens
+from cases import needs
+from hf_model import close, llamas, logits, patched_tiny, tiny, tokens
+from processes import output
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama import modeling_llama as llama
 
@@ -106,11 +103,8 @@ def test_attention_replaced_before_the_patch(monkeypatch):
 
 def test_the_forward_of_a_lone_layer(monkeypatch):
     config = tiny().config
-    wavepe.hf.patch_llama("alibi")
-    try:
+    with llamas("alibi"):
         layer = llama.LlamaAttention(config, 0)
-    finally:
-        wavepe.hf.unpatch_llama()
     x = torch.zeros(1, 5, layer.config.hidden_size)
     layer(x)
     monkeypatch.setattr(llama.LlamaAttention, "forward", own_attention)
@@ -135,9 +129,6 @@ def test_wrappers_of_forwards_are_right(spec, monkeypatch):
         module.forward = functools.partial(type(module).forward, module)
     assert torch.equal(logits(model, IDS), before)
     assert torch.equal(logits(copy.deepcopy(model), IDS), before)
-
-
-# ------------------------------------------------------------------ the function that rotates
 
 
 def rope_with_its_own_angles(q, k, cos, sin, *rest, **options):
@@ -174,9 +165,6 @@ def test_the_function_that_rotates(spec, first, monkeypatch):
         model(IDS)
     monkeypatch.undo()
     assert close(found, logits(model, IDS), 1e-5)
-
-
-# ------------------------------------------------------------------ what is right
 
 
 class Hidden(torch.nn.Module):

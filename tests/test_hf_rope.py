@@ -4,12 +4,9 @@ import copy
 import dataclasses
 
 import pytest
-from cases import forget_registrations
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import forget_registrations
 from hf_model import HEAD, LENGTH, SCALINGS, close, gradients, logits, tiny, tokens
 from rope_cases import ORIGINAL
 from transformers import DynamicCache, StaticCache
@@ -22,17 +19,10 @@ TYPES = {
     "default": {},
     **SCALINGS,
     "yarn with options": {
-        "rope_type": "yarn",
-        "factor": 3.0,
-        ORIGINAL: LENGTH // 2,
-        "beta_fast": 4.0,
-        "beta_slow": 0.5,
-        "truncate": False,
-        "mscale": 0.7,
-        "mscale_all_dim": 1.0,
-    },
+        "rope_type": "yarn", "factor": 3.0, ORIGINAL: LENGTH // 2, "beta_fast": 4.0,
+        "beta_slow": 0.5, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.0},
     "proportional": {"partial_rotary_factor": 0.5},
-}
+}  # fmt: skip
 LENGTHS = (1, 7, LENGTH // 2, LENGTH // 2 + 1, LENGTH, LENGTH + 1, 3 * LENGTH)
 # The types of stock models: transformers 5.0 has no proportional.
 KNOWN = ("default", *ROPE_INIT_FUNCTIONS)
@@ -123,9 +113,6 @@ def test_length_is_that_of_the_longest_row(name):
     assert close(logits(model, ids, position_ids=positions), wanted, 1e-5)
 
 
-# ------------------------------------------------------------------ caches
-
-
 def in_chunks(model, ids, sizes, cache):
     parts = [logits(model, part, past_key_values=cache) for part in ids.split(sizes, 1)]
     return torch.cat(parts, dim=1)
@@ -167,9 +154,6 @@ def test_cache_is_refused_as_the_base_changes(name, last):
     else:
         with pytest.raises(ValueError, match="cached keys"):
             logits(model, ids[:, 2 * LENGTH :], past_key_values=cache)
-
-
-# ------------------------------------------------------------------ options beside a scaling
 
 
 @pytest.mark.parametrize("made", ["by the caller", "by the model"])

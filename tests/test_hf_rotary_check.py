@@ -6,10 +6,7 @@ People change a configuration after the model was built, or scale frequencies in
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
 from hf_families import FAMILIES, build, by_turns
 from hf_model import SCALINGS, close, logits, own_tiny, patched_tiny, pickled, tiny, tokens
@@ -48,11 +45,8 @@ def with_interpolated_positions(model):
 
 
 CHANGES = (
-    with_interpolated_positions,
-    with_changed_base,
-    with_changed_frequencies,
-    with_changed_factor,
-)
+    with_interpolated_positions, with_changed_base, with_changed_frequencies, with_changed_factor,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -11,10 +11,8 @@ import itertools
 import re
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe.hf
 from hf_families import FAMILIES, UNROTATED, WINDOW, build, by_turns
 from hf_model import VOCABULARY, close, gradients, kept_gradients, logits, tokens
@@ -128,8 +126,6 @@ def in_pieces(model, ids, mask, cache, cuts=ODD):
 
 
 # ------------------------------------------------------------------ padding
-
-
 @cell(WAVELET, ALIBI, "sinusoidal")
 def test_left_padding(model):
     ids, mask = padded("left")
@@ -154,8 +150,6 @@ def test_right_padding(model):
 
 
 # ------------------------------------------------------------------ packed sequences
-
-
 def packed(lengths):
     """Sequences in one row: tokens, positions, and where each begins and ends."""
     ids = tokens(1, sum(lengths))
@@ -204,16 +198,11 @@ def test_packed_unseen(model):
     ways = {
         "evaluation's own cache": {"position_ids": positions},
         "a cache of the caller's": {
-            "position_ids": positions,
-            "past_key_values": DynamicCache(config=model.config),
-        },
+            "position_ids": positions, "past_key_values": DynamicCache(config=model.config)},
         "a mask of ones": {
-            "position_ids": positions,
-            "attention_mask": torch.ones_like(ids),
-            "use_cache": False,
-        },
+            "position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False},
         "cu_seq_lens alone": {**flash_arguments(ends), "use_cache": False},
-    }
+    }  # fmt: skip
     for way, options in ways.items():
         assert close(logits(model, ids, **options), wanted, ROUNDING), way
     with pytest.raises(ValueError, match="packed"):  # it could not be continued
@@ -221,8 +210,6 @@ def test_packed_unseen(model):
 
 
 # ------------------------------------------------------------------ caches
-
-
 def fill(model, make, cuts):
     """A pass in pieces into new caches, with and without padding, against one without a cache."""
     for ids, mask in ((tokens(2, 13), None), padded("left")):
@@ -286,8 +273,6 @@ def test_chunked_prefill_left_padding(model):
 
 
 # ------------------------------------------------------------------ other ways to generate
-
-
 @cell(WAVELET)
 def test_beams(model):
     ids, mask = padded("left", (9, 5, 7))
@@ -314,8 +299,6 @@ def test_assisted(model):
 
 
 # ------------------------------------------------------------------ training
-
-
 @cell(WAVELET, ALIBI)
 def test_checkpointing(model):
     ids = tokens(2, 2 * WINDOW)
@@ -328,15 +311,6 @@ def test_checkpointing(model):
 
 
 # ------------------------------------------------------------------ compilers
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def slopes(run, model, *args, **kwargs):
     """Logits, and gradients of a sum of them in which each counts."""
     model.zero_grad()

@@ -3,10 +3,8 @@
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe
 import wavepe.hf
 from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
@@ -210,8 +208,6 @@ def test_the_text_model_among_others():
 
 
 # ---------------------------------------------------------------- caches
-
-
 @pytest.mark.parametrize("family", ["llama", "glm", "gemma3_text"])
 def test_keys_of_another_theta_are_refused(family):
     model, ids = build(family), tokens(1, LENGTH)
@@ -282,8 +278,6 @@ def test_compiled_models_follow():
 
 
 # ---------------------------------------------------------------- encodings of wavepe
-
-
 @pytest.mark.parametrize("spec", ["rope", "rope:theta=30", "rope:theta=30,type=linear,factor=2"])
 def test_patched_models(spec, tmp_path):
     model, ids = build("llama"), tokens(1, LENGTH)

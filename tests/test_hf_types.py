@@ -5,10 +5,8 @@ import itertools
 import json
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 import wavepe
 import wavepe.hf
 from encoding_cases import LEARNED, YARN
@@ -18,6 +16,7 @@ from hf_model import (
     HEAD,
     SPECS,
     close,
+    llamas,
     logits,
     own_tiny,
     patched_tiny,
@@ -107,8 +106,6 @@ def test_saving_where_others_wrap_it_and_modules_are_loaded_again():
 
 
 # --------------------------------------------------------------- the configuration
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_configurations_keep_the_encoding(spec, tmp_path):
     encoding = wavepe.encoding(spec)
@@ -252,18 +249,13 @@ def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
     own = WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding=spec)
     config = WavePELlamaConfig.from_pretrained(tmp_path, position_encoding=spec)
     by_config = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
-    wavepe.hf.patch_llama(spec)
-    try:
+    with llamas(spec):
         between = LlamaForCausalLM.from_pretrained(tmp_path)
-    finally:
-        wavepe.hf.unpatch_llama()
     for loaded in (own, by_config, between):
         assert torch.equal(logits(loaded, IDS), wanted)
 
 
 # --------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("other", ["sdpa", "eager"])
 def test_refused(other, tmp_path):
     """Another attention, another spec on a live model, and patch and unpatch."""

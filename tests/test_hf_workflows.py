@@ -6,12 +6,9 @@ import itertools
 from pathlib import Path
 
 import pytest
-from cases import needs
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 import wavepe.hf
+from cases import needs
 from examples_hf import stored
 from hf_families import UNROTATED, build, by_turns
 from hf_model import close, logits, own_tiny, patched_tiny, pickled, tiny, tokens
@@ -41,8 +38,6 @@ def trained(model):
 
 
 # ------------------------------------------------------------------ Accelerate
-
-
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_device_map(where, tmp_path):
     """A parameter on the disk is there for the time of its module's forward only."""
@@ -62,8 +57,6 @@ def test_device_map(where, tmp_path):
 
 
 # ------------------------------------------------------------------ Trainer
-
-
 def arguments(folder, **options):
     options |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     return TrainingArguments(str(folder), **options)
@@ -313,8 +306,6 @@ def test_a_patched_model_in_peft_and_out_again(tmp_path):
 
 
 # ------------------------------------------------------------------ several devices
-
-
 @pytest.mark.parametrize(
     ("first", "spec"),
     [

@@ -3,10 +3,6 @@
 import json
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import safetensors.torch
 import wavepe
 import wavepe.hf

@@ -105,8 +105,6 @@ def test_a_table_of_many_rows(variant):
     assert_same_bits(ops.relative_bias(q, p, 5, first=7 - FAR)[0].numpy(), bias)
 
 
-# ------------------------------------------------------------------ memory that ends
-
 # Each call with a little more memory each time, until it succeeds.
 SWEEP = """
 import resource, sys

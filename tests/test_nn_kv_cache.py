@@ -5,10 +5,7 @@ import gc
 import itertools
 
 import pytest
-from cases import load_torch
-
-torch, ops = load_torch()
-
+import torch
 from encoding_cases import LEARNED
 from nn_cases import RELATIVE, SPECS, made, tokens
 from wavepe.nn import KVCache, SelfAttention
@@ -31,8 +28,6 @@ def close(a, b, bound=1e-12):
 
 
 # --------------------------------------------------------------- the numbers of the full pass
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_any_pieces(spec):
     bound = 1e-6 if "wavelet" in spec else 1e-12  # a longer table's zones
@@ -97,8 +92,6 @@ def test_the_caller_may_write_into_a_mask_and_positions():
 
 
 # --------------------------------------------------------------- positions
-
-
 @pytest.mark.parametrize("spec", RELATIVE)
 def test_positions_go_on_from_the_cache(spec):
     module, x = made(spec), tokens(6)
@@ -161,8 +154,6 @@ def test_one_cache_does_not_disturb_another():
 
 
 # --------------------------------------------------------------- what a cache does
-
-
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope"])
 def test_beams(spec):
     module, x = made(spec), tokens(7, batch=3)
@@ -272,8 +263,6 @@ def test_what_a_cache_cannot_do():
 
 
 # --------------------------------------------------------------- storage and gradients
-
-
 def test_storage_grows_by_doubling(monkeypatch):
     grown = []
     original = cache_module._grown

@@ -5,16 +5,15 @@ import pickle
 
 import numpy as np
 import pytest
-from cases import compiled_once, forget_registrations, load_torch, recording_backend
-
-torch, ops = load_torch()
-
+import torch
 import wavepe
 import wavepe.nn
+from cases import compiled_once, forget_registrations, recording_backend
 from encoding_cases import LEARNED
 from nn_cases import SPECS, assert_exact, made, tokens
 from op_cases import PROGRAMS, of_values, program_of
 from torch.utils.checkpoint import checkpoint
+from wavepe import ops
 from wavepe.encodings import Encoding
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, Rotary, SelfAttention
 
@@ -23,8 +22,6 @@ WEIGHTS = ["q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"]
 
 
 # --------------------------------------------------------------- compile
-
-
 @pytest.fixture
 def backend():
     """One of a fresh compiler, which counts the graphs."""
@@ -209,8 +206,6 @@ def test_tables_of_a_tracer_and_of_inference_stay_there(spec):
 
 
 # --------------------------------------------------------------- casts and autocast
-
-
 @pytest.mark.parametrize("spec", LEARNED)
 def test_what_is_learned_stays_in_float32(spec):
     module = made(spec, F32)
@@ -243,8 +238,6 @@ def test_autocast(spec):
 
 
 # --------------------------------------------------------------- copies, files, meta device
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_copies_pickles_and_state(spec):
     module, x = made(spec), tokens()
@@ -293,8 +286,6 @@ def test_meta_device(spec):
 
 
 # --------------------------------------------------------------- training
-
-
 def test_checkpointing():
     for spec in ("wavelet:scales=4", "transformer_xl", "rope"):
         module = made(spec, dropout=0.3).train()
@@ -331,8 +322,6 @@ def test_it_prints_what_it_is():
 
 
 # --------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

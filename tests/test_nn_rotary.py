@@ -7,10 +7,9 @@ import numpy as np
 import oracle
 import oracle_rope
 import pytest
-from cases import BOUNDS, assert_within, compiled_once, load_torch, recording_backend, unit
-
-torch, ops = load_torch()
-
+import torch
+from cases import BOUNDS, assert_within, compiled_once, recording_backend, unit
+from wavepe import ops
 from wavepe.nn import Rotary
 from wavepe.positions import rotation, tables
 
@@ -23,16 +22,12 @@ TYPES = {
     "yarn": ({"factor": 4.0, **ORIGINAL}, lambda n: oracle_rope.yarn(8, 1e4, 4, 16)),
     "llama3": (LLAMA3, lambda n: oracle_rope.llama3(8, 1e4, 8, 16, 1, 4)),
     "proportional": (
-        {"partial_rotary_factor": 0.5},
-        lambda n: oracle_rope.proportional(8, 1e4, 0.5),
-    ),
+        {"partial_rotary_factor": 0.5}, lambda n: oracle_rope.proportional(8, 1e4, 0.5)),
     "default": (
-        {"partial_rotary_factor": 0.5, "rope_theta": 500.0},
-        lambda n: oracle_rope.default(4, 500),
-    ),
+        {"partial_rotary_factor": 0.5, "rope_theta": 500.0}, lambda n: oracle_rope.default(4, 500)),
     "dynamic": ({"factor": 4.0}, lambda n: oracle_rope.dynamic(8, 1e4, 4, n, 16)),
     "longrope": (LONG, lambda n: oracle_rope.longrope(8, 1e4, [1 if n <= 16 else 4] * 4, 4, 16)),
-}
+}  # fmt: skip
 
 
 def scaled(kind):
@@ -63,8 +58,6 @@ def assert_rotated(got, x, positions, inv_freq, factor=1.0, interleaved=False):
 
 
 # --------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_every_form_of_positions(interleaved, dtype):
@@ -114,8 +107,6 @@ def test_precision_hf_is_that_of_rope_table():
 
 
 # --------------------------------------------------------------- autograd, inference, compile
-
-
 def test_gradients():
     rotary = scaled("yarn")
     q, k = (x.requires_grad_() for x in heads(3, dtype=torch.float64))
@@ -202,8 +193,6 @@ def test_copies_and_pickles():
 
 
 # --------------------------------------------------------------- another theta
-
-
 def step(rotary, position, batch=1):
     """One token at that position."""
     return rotary(*heads(1, batch=batch), torch.tensor([position]))
@@ -309,8 +298,6 @@ def test_a_refused_setting_changes_nothing():
 
 
 # --------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

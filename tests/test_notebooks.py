@@ -13,11 +13,6 @@ from pathlib import Path
 import pytest
 from cases import needs
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 from docs.writers.notebooks import run
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))

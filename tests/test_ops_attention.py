@@ -31,9 +31,6 @@ each_option = pytest.mark.parametrize("option", OPTIONS)
 each_dtype = pytest.mark.parametrize("dtype", [F32, F64, *LOW])
 
 
-# ---- the judges ---------------------------------------------------------------------------------
-
-
 def defined(
     q, k, v, p, first, beyond, causal, window, softcap, scale, offset, key_mask, slope, bias
 ):
@@ -96,9 +93,6 @@ def test_composed(option):
     grid(composed, option, FEW, F64)
     for dtype in LOW:
         grid(composed, option, FEW[2:4], dtype)
-
-
-# ---- the operator -------------------------------------------------------------------------------
 
 
 @each_option

@@ -124,30 +124,6 @@ def test_later_tokens_change_no_earlier_output(variant, function, option):
         torch.testing.assert_close(function(**arguments | short), before, rtol=1e-5, atol=1e-5)
 
 
-@each_function
-def test_without_positions_a_permutation_permutes(variant, function):
-    rng = generator("permute")
-    arguments = draw(rng, Shape(1, 2, 1, 37, 37, 16, 8), {"causal": False})
-    order = torch.from_numpy(rng.permutation(37))
-    moved = {name: arguments[name][:, :, order] for name in "qkv"}
-    want = function(**arguments)[:, :, order]
-    torch.testing.assert_close(function(**moved, causal=False), want, rtol=1e-5, atol=1e-5)
-
-
-@each_function
-def test_offset_moves_the_queries(variant, function):
-    """A short sequence with offset o gives the rows from o on of the whole sequence."""
-    arguments = draw(generator("moved"), Shape(2, 2, 1, 50, 50, 16, 8), OPTIONS["edge"])
-    whole = function(**arguments)
-    starts = torch.tensor([7, 30])
-    part = torch.stack([arguments["q"][b, :, s : s + 11] for b, s in enumerate(starts.tolist())])
-    got = function(**arguments | {"q": part, "offset": starts})
-    for b, s in enumerate(starts.tolist()):
-        torch.testing.assert_close(got[b], whole[b, :, s : s + 11], rtol=1e-5, atol=1e-5)
-
-
-# ---- few queries --------------------------------------------------------------------------------
-
 KEYS = 1536  # a part of the keys, WPE_DECODE_KEYS
 FEW = 16  # the most queries, WPE_DECODE_QUERIES
 DOTS = 8  # up to so many rows of a key head, scores are summed in another order (FEW_ROWS)

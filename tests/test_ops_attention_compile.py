@@ -77,8 +77,6 @@ def test_opcheck_backward(option, dtype):
 
 
 # ---- torch.compile ------------------------------------------------------------------------------
-
-
 def step(function, arguments):
     """Outputs, and gradients of every floating argument; the same dropout every time."""
     torch.manual_seed(SEED)
@@ -193,8 +191,6 @@ def test_compiled_dropout_follows_the_generator():
 
 
 # ---- autocast, fake tensors ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "mps", "meta", "privateuseone"])
 def test_has_autocast_is_torch_s_answer(kind):
     assert has_autocast(kind) == torch.amp.is_autocast_available(kind)

@@ -23,13 +23,10 @@ from attention_cases import (
 from cases import generator
 from wavepe.ops._attention_checks import Arguments
 
-SHAPES = [
-    Shape(2, 4, 2, 7, 9, 8, 0),
-    Shape(1, 1, 1, 130, 70, 8, 0),
-    Shape(3, 2, 1, 1, 90, 8, 0),  # one query: decoding
-    Shape(1, 2, 1, 200, 500, 4, 0),
-    Shape(2, 3, 3, 97, 97, 5, 0),
-]
+SHAPES = [  # the third decodes
+    Shape(2, 4, 2, 7, 9, 8, 0), Shape(1, 1, 1, 130, 70, 8, 0), Shape(3, 2, 1, 1, 90, 8, 0),
+    Shape(1, 2, 1, 200, 500, 4, 0), Shape(2, 3, 3, 97, 97, 5, 0),
+]  # fmt: skip
 
 
 def raw(function, arguments, dropout_p, seed):
@@ -84,9 +81,6 @@ def test_hidden_keys_stay_hidden_and_lse_unchanged(variant, function, option):
     assert torch.equal(lse, same_lse)
     kept = oracle.dropout_kept(whole.shape, 0.4, seed)
     torch.testing.assert_close(got, whole * torch.from_numpy(kept) / 0.6, rtol=1e-5, atol=1e-7)
-
-
-# ---- torch's generator --------------------------------------------------------------------------
 
 
 @each_function
@@ -145,9 +139,6 @@ def test_all_and_nothing(variant, function):
     found = run(function, arguments | {"dropout_p": 1.0}, *grads)
     assert found.pop("lse").isfinite().all()
     assert not any(x.any() for x in found.values())
-
-
-# ---- statistics ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])

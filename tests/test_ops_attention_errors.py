@@ -231,8 +231,6 @@ def test_relative_table_brings_its_own_range():
 
 
 # ---- sizes that do not fit ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("first", [2**62, -(2**62), 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("offset", [None, 2**53, -(2**53)])
 @pytest.mark.parametrize("beyond", ["zero", "edge"])

@@ -67,8 +67,6 @@ def test_the_calls_cross_blocks():
     assert all_three > 10
 
 
-# ---- fresh memory that holds NaN ----------------------------------------------------------------
-
 FILL = r"""
 #include <stddef.h>
 #include <string.h>

@@ -14,7 +14,6 @@ from attention_cases import (
     Shape,
     attention,
     check,
-    compare,
     draw,
     each_function,
     incoming,
@@ -29,9 +28,6 @@ from cases import generator
 from tensors import LAYOUTS, REPEATED
 
 nan, inf = math.nan, math.inf
-
-
-# ---- strides ------------------------------------------------------------------------------------
 
 
 STRIDED = ("q", "k", "v", "p", "q_rel", "key_mask", "mask", "bias")
@@ -55,16 +51,6 @@ def test_any_strides(variant, layout):
             same(run(attention, arguments, lay(grad_out), grad_lse.mT.contiguous().mT), want)
 
 
-def test_gradients_of_one_packed_projection(variant):
-    """q, k and v as slices of one tensor, as models make them; a sum's gradient has stride 0."""
-    rng = generator("packed")
-    packed = torch.from_numpy(rng.normal(size=(2, 21, 3, 4, 16))).float()
-    q, k, v = packed.permute(2, 0, 3, 1, 4)
-    arguments = {"q": q, "k": k, "v": v}
-    ones = torch.ones(()).expand(2, 4, 21, 16), torch.ones(()).expand(2, 4, 21)
-    compare(run(attention, arguments, *ones), judge(arguments, *ones), F32)
-
-
 def test_inputs_are_not_changed(variant):
     rng = generator("unchanged")
     arguments = draw(rng, Shape(2, 4, 2, 19, 37, 24, 20), OPTIONS["everything"])
@@ -73,9 +59,6 @@ def test_inputs_are_not_changed(variant):
     run(attention, arguments, *grads)
     after = [x for x in (*arguments.values(), *grads) if torch.is_tensor(x)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-# ---- empty --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", EMPTY, ids=str)
@@ -98,9 +81,6 @@ def test_table_without_rows_and_bias_without_numbers(variant, function, name):
         assert found[name].shape == x.shape
         arguments.pop(name)
         assert torch.equal(found["out"], function(**arguments))
-
-
-# ---- rows that see nothing ----------------------------------------------------------------------
 
 
 @each_function
@@ -132,9 +112,6 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
         assert found.pop("lse").eq(-inf).all()
         for tensor in ("out", "q", "k", "v", "p", "bias"):
             assert not found[tensor].any(), f"{hidden}: {tensor}"
-
-
-# ---- types --------------------------------------------------------------------------------------
 
 
 def test_an_int_for_offset_is_a_tensor_for_every_row(variant):

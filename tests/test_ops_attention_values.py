@@ -35,8 +35,6 @@ nan, inf = math.nan, math.inf
 
 
 # ---- NaN and Inf --------------------------------------------------------------------------------
-
-
 @each_function
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("where", ["k", "v"])
@@ -174,8 +172,6 @@ def test_a_bias_of_minus_infinity_hides(variant, function, option):
 
 
 # ---- large and small numbers --------------------------------------------------------------------
-
-
 @each_function
 @pytest.mark.parametrize("size", [1e4, 1e8, 1e15])
 def test_large_logits(variant, function, size):
@@ -235,8 +231,6 @@ def test_slopes_of_far_positions(variant):
 
 
 # ---- constant tables ----------------------------------------------------------------------------
-
-
 def zones_of(rng, dtype, d):
     """Two zones of small rank and one of plain rows, as the raw operator takes them."""
     kinds = ((7, 3), (20, 2), (4, None))

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
+import torch
 import wavepe
-from cases import load_torch
 from processes import forked, output
-
-torch, _ = load_torch()
-
 from wavepe.ops import _compiler
 
 PATH = {"PYTHONPATH": str(Path(wavepe.__file__).parents[1])}

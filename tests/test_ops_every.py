@@ -4,12 +4,12 @@ import functools
 import itertools
 
 import pytest
+import torch
 from cases import (
     SIZES,
     assert_agrees,
     compiled_once,
     generator,
-    load_torch,
     recording_backend,
 )
 from op_cases import F32, F64, OPERATORS, PROGRAMS, fake, of_values, program_of, tensors_of
@@ -23,10 +23,9 @@ from tensors import (
     normal,
     of_transforms,
 )
-
-torch, ops = load_torch()
 from torch.autograd import forward_ad
 from torch.autograd.functional import jacobian
+from wavepe import ops
 
 func, close = torch.func, torch.testing.assert_close
 pytestmark = of_transforms
@@ -66,8 +65,6 @@ def schema_order(a):
 
 
 # ---- values --------------------------------------------------------------------------------------
-
-
 @each_case(CASES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_size(variant, case, dtype):
@@ -157,8 +154,6 @@ def test_calls_keep_no_memory(op):
 
 
 # ---- what must be refused ------------------------------------------------------------------------
-
-
 def sample(op):
     """Return arguments that a few tests change."""
     return op.draw(generator("sample"), 4)
@@ -230,8 +225,6 @@ def test_arguments_without_a_gradient(op):
 
 
 # ---- derivatives ---------------------------------------------------------------------------------
-
-
 @each_case(DERIVED, TWO)
 def test_gradcheck(case):
     op, _, a = draw(case, 2, F64)
@@ -275,8 +268,6 @@ def test_gradients_of_some_alone(case):
 
 
 # ---- torch.func ----------------------------------------------------------------------------------
-
-
 @each_case(DERIVED)
 def test_transforms(case):
     """They agree with torch.autograd, or say that there is no formula: never tangents of 0."""
@@ -371,8 +362,6 @@ def test_vmap_of_gradients_and_back(case):
 
 
 # ---- the raw operator, and compilers -------------------------------------------------------------
-
-
 @each_case([case for case in CASES if case[0].raw], ONE)
 def test_opcheck(case):
     op, _, a = draw(case, 4, length=5)

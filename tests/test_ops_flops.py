@@ -1,9 +1,7 @@
 """FLOPs as torch's FlopCounterMode counts them, against products that are counted by hand."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import wavepe
 from processes import output
 from torch.utils.flop_counter import (

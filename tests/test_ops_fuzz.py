@@ -1,13 +1,9 @@
 """Seeded random calls of torch's operators but attention, forward and backward, on every variant
 (fuzz.py): a right result, or an error of torch's kind."""
 
-import pytest
-from cases import load_torch
-
-load_torch()
-
 import fuzz
 import fuzz_ops
+import pytest
 
 
 def test_every_operator_is_called():

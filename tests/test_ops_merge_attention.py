@@ -7,10 +7,10 @@ import itertools
 import math
 
 import pytest
-from cases import generator, load_torch
+import torch
+from cases import generator
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import ops
 
 INF, F64 = math.inf, torch.float64
 
@@ -65,14 +65,6 @@ def test_stacked_parts_and_iterators():
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_merging_in_two_steps_is_merging_once():
-    outs, lses = split(*scores(generator("steps")), (5, 8, 20))
-    once = ops.merge_attention(outs, lses)
-    halves = [ops.merge_attention(outs[i : i + 2], lses[i : i + 2]) for i in (0, 2)]
-    for a, b in zip(ops.merge_attention(*zip(*halves, strict=True)), once, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_large_lse_neither_overflows_nor_vanishes():
     for large in (1e4, -1e4, 3e38):
         out, lse = ops.merge_attention(
@@ -80,9 +72,6 @@ def test_large_lse_neither_overflows_nor_vanishes():
         )
         assert out.item() == 3
         assert lse.item() == pytest.approx(large + math.log(2), rel=1e-6)
-
-
-# ------------------------------------------------------------------ what is not a number
 
 
 @pytest.mark.parametrize("what", [math.nan, INF, -INF])
@@ -110,9 +99,6 @@ def test_nan_and_infinity_stay_visible(value, other):
     bad = torch.tensor([[math.nan, 1.0]])
     out, _ = ops.merge_attention((bad, torch.ones(1, 2)), (torch.zeros(1), torch.zeros(1)))
     assert out.isnan().tolist() == [[True, False]]
-
-
-# ------------------------------------------------------------------ gradients
 
 
 @pytest.mark.parametrize("edges", [(), (8,), (8, 8, 9, 20)])
@@ -155,27 +141,3 @@ def test_rows_that_saw_nothing_get_no_gradient():
     (3 * out.sum() + lse[0] + lse[1].clamp(-1)).backward()
     assert torch.equal(outs.grad, torch.tensor([[[3.0, 3], [0, 0]], [[0, 0], [0, 0]]]))
     assert torch.equal(lses.grad, torch.tensor([[1.0, 0], [0, 0]]))
-
-
-def test_parts_over_keys_with_a_bias():
-    """Each part counts its distances from its own first key, by offset; gradients add up."""
-    rng = generator("bias")
-    q, k, v, grad = (normal(rng, 2, heads, 30, 8, dtype=F64) for heads in (4, 2, 2, 4))
-    bias, grads = normal(rng, 4, 11, dtype=F64), (grad, normal(rng, 2, 4, 30, dtype=F64))
-
-    def gradients(function):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, bias)]
-        found = function(*leaves)
-        return [*found, *torch.autograd.grad(found, leaves, grads)]
-
-    def attention(q, k, v, bias, first=0):
-        args = {"bias": bias, "bias_first": 2, "bias_beyond": "edge", "return_lse": True}
-        return ops.attention(q, k, v, offset=-first, **args)
-
-    def merged(q, k, v, bias):
-        edges = itertools.pairwise((0, 7, 8, 21, 30))
-        parts = [attention(q, k[:, :, a:b], v[:, :, a:b], bias, a) for a, b in edges]
-        return ops.merge_attention(*zip(*parts, strict=True))
-
-    for got, want in zip(gradients(merged), gradients(attention), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)

@@ -3,14 +3,11 @@
 import ast
 from pathlib import Path
 
-import pytest
-import wavepe
-from cases import load_torch
-from processes import forked, output
-
-torch, _ = load_torch()
-
 import private_names_calls
+import pytest
+import torch
+import wavepe
+from processes import forked, output
 from torch.testing import assert_close
 from wavepe.ops import _torch_private
 
@@ -79,26 +76,19 @@ def test_one_module_reads_private_names():
 @pytest.mark.parametrize(
     "line",
     [
-        "torch._C.x",
-        "torch._assert_async(y)",
-        "x._version",
-        "op._op(x)",
+        "torch._C.x", "torch._assert_async(y)", "x._version", "op._op(x)",
         "from torch._library.autograd import Info",
         "from torch.utils._python_dispatch import _disable_current_modes",
-        "from torch.autograd import forward_ad as f; f._current_level",
-        "import torch._dynamo",
+        "from torch.autograd import forward_ad as f; f._current_level", "import torch._dynamo",
         "getattr(torch, '_assert_async')",
     ],
-)
+)  # fmt: skip
 def test_the_search_finds(line):
     assert private_names(f"import torch\n{line}")
 
 
 def test_the_search_knows_public_names():
     assert not private_names("import torch\nself._op = torch.ops.wavepe.x\ntorch.__version__")
-
-
-# ---- each name, and all of them, taken away ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +118,9 @@ def test_calls_work_and_refuse(found):
     calls = found["nothing"].items()
     raised = {name: words[0] for name, words in calls if isinstance(words[0], str)}
     assert sorted(raised) == [
-        "compiled, falling",
-        "raw, forward mode",
-        "rope_ of a leaf",
-        "rope_ of what is saved",
-        "rope_, func.grad",
-        "rope_, vmap",
-        "wavelet_table, forward mode",
-        "wavelet_table, func.jvp",
-    ], raised
+        "compiled, falling", "raw, forward mode", "rope_ of a leaf", "rope_ of what is saved",
+        "rope_, func.grad", "rope_, vmap", "wavelet_table, forward mode", "wavelet_table, func.jvp",
+    ], raised  # fmt: skip
 
 
 def test_assertion_that_needs_no_compiler():

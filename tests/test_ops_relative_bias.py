@@ -1,11 +1,11 @@
 """wavepe.ops.relative_bias: what test_ops_every.py does not test."""
 
 import pytest
-from cases import generator, load_torch
+import torch
+from cases import generator
 from checks import check_relative_bias
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import ops
 
 F64 = torch.float64
 
@@ -59,9 +59,6 @@ def test_tables_larger_than_memory_can_be():
     for beyond in ("zero", "edge"):
         got = ops.relative_bias(q, p, 5, first=-(2**40), beyond=beyond)
         assert torch.equal(got, q.sum(-1, keepdim=True).expand(3, 5))
-
-
-# ---- torch.func ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,20 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 import wavepe
-from cases import compiled_once, generator, lay_out, load_torch, recording_backend, wavelets
-
-torch, ops = load_torch()
+from cases import compiled_once, generator, lay_out, recording_backend, wavelets
+from wavepe import ops
 
 KINDS = ("ricker", "gaussian", "morlet", "haar")
 TOLERANCE = 1e-7  # of the largest value
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-WAVELETS = {  # METHODS 1: the published sets of scales, as many as divide each head size
-    "octaves": [2.0**i for i in range(8)],
-    "from 2": [2.0**i for i in range(1, 9)],
-    "from 4": [2.0**i for i in range(2, 10)],
-    "four": [2.0**i for i in range(4)],
-    "two": [1.0, 2.0],
-    "16": [2.0**i for i in range(16)],
-    "32": [2.0**i for i in range(32)],
-    "one": [128.0],
-}
+# METHODS 1: the published sets of scales, as many as divide each head size
+WAVELETS = {
+    "octaves": [2.0**i for i in range(8)], "from 2": [2.0**i for i in range(1, 9)],
+    "from 4": [2.0**i for i in range(2, 10)], "four": [2.0**i for i in range(4)], "two": [1.0, 2.0],
+    "16": [2.0**i for i in range(16)], "32": [2.0**i for i in range(32)], "one": [128.0],
+}  # fmt: skip
 
 
 def ranks(zones):
@@ -70,8 +66,6 @@ def check(table, p, first=0, dtype=torch.float32):
 
 
 # ------------------------------------------------------------------ zones
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("d", [32, *(pytest.param(d, marks=pytest.mark.slow) for d in (64, 128))])
 def test_every_wavelet(kind, d):
@@ -174,8 +168,6 @@ def test_float64_keeps_the_exact_table():
 
 
 # ------------------------------------------------------------------ values of all kinds
-
-
 @pytest.mark.parametrize("exponent", [-1000, -100, 100, 1000])
 def test_scale_does_not_matter(exponent):
     p = np.ldexp(wavelets(64), exponent)
@@ -301,8 +293,6 @@ def test_a_huge_row_hides_no_other():
 
 
 # ------------------------------------------------------------------ the object
-
-
 def test_attributes():
     p = wavelets(64, w=900).astype(np.float32)
     p[-1] = 1
@@ -394,8 +384,6 @@ def test_threads_get_the_same_tensors():
 
 
 # ------------------------------------------------------------------ framework
-
-
 def product(table, x):
     """Return x . p, computed from the zones and the other results of `tensors`."""
     p, first, zones = table.tensors(x.dtype, x.device)

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+import torch
 import wavepe
-from cases import Guard, assert_agrees, assert_same_bits, generator, load_torch, not_emulated
+from cases import Guard, assert_agrees, assert_same_bits, generator, not_emulated
 from tensors import FLOATS, LAYOUTS, LOW, check_rope, laid_out, normal, of_transforms, table
-
-torch, ops = load_torch()
 from torch.autograd import forward_ad
+from wavepe import ops
 
 pytestmark = of_transforms
 FORMS = list(itertools.product((False, True), repeat=2))
@@ -60,9 +60,6 @@ def test_bfloat16_rounds_every_number_to_nearest_even(variant, high):
         pairs = got.unflatten(1, (32, 2)).mT if interleaved else got.unflatten(1, (2, 32))
         want = torch.stack([cos * 1 - sin * 0, sin * 1 + cos * 0], 1).bfloat16()
         torch.testing.assert_close(pairs, want, rtol=0, atol=0, equal_nan=True)
-
-
-# ---- in place: inside its memory, and never behind autograd's back ------------------------------
 
 
 @each_form
@@ -211,9 +208,6 @@ def test_in_place_compiles():
     assert torch.equal(x * 2, want), "the input itself must have changed"
 
 
-# ---- transforms ----------------------------------------------------------------------------------
-
-
 def test_in_place_refuses_transforms():
     x, (cos, sin) = normal(generator("func"), 3, 5, 8), table(generator("func"), 5, 3)
 
@@ -263,8 +257,6 @@ def test_a_table_made_within_a_transform_is_a_constant():
     got, want = torch.func.grad(cubes)(x), torch.func.grad(cubes)(x, tables)
     assert torch.equal(got, want)
 
-
-# ---- rope_table ----------------------------------------------------------------------------------
 
 FREQ = torch.from_numpy(oracle.rope_frequencies(34))
 

@@ -1,12 +1,12 @@
 """Programs of torch's own operators alone: `ops.standard_operators`."""
 
 import pytest
+import torch
 from attention_cases import OPTIONS, Shape, soon
 from attention_cases import draw as draw_attention
-from cases import generator, load_torch
+from cases import generator
 from op_cases import F32, F64, OPERATORS, tensors_of
-
-torch, ops = load_torch()
+from wavepe import ops
 
 CASES = [(op, form) for op in OPERATORS.values() for form in op.forms]
 CLOSE = {F32: {"rtol": 2e-6, "atol": 2e-6}, F64: {"rtol": 1e-12, "atol": 1e-12}}

@@ -2,10 +2,9 @@
 
 import oracle
 import pytest
+import torch
 import wavepe
-from cases import load_torch
-
-torch, ops = load_torch()
+from wavepe import ops
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)

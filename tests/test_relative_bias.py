@@ -143,27 +143,3 @@ def test_bits_do_not_depend_on_slicing(variant, dtype, beyond):
         assert_same_bits(longer[:65, :65], whole, "a sub-block of twice the length")
         stacked = wavepe.relative_bias(np.stack([q, -q, q]), p, 65, first=-3, beyond=beyond)
         assert_same_bits(stacked[2], whole, "in a batch")
-
-
-def test_equal_queries_give_one_value_a_distance(variant):
-    """The scores depend on delta alone, so they keep when all positions shift together."""
-    rng = generator("toeplitz")
-    q, p = np.repeat(rng.normal(size=(1, 24)), 20, 0), rng.normal(size=(30, 24))
-    got = wavepe.relative_bias(q, p, 30, first=-5)
-    for offset in range(-19, 30):
-        diagonal = np.diagonal(got, offset)
-        assert (diagonal == diagonal[0]).all()
-
-
-def test_table_of_wavelets(variant):
-    """The encoding itself: beyond its band the wavelet bias vanishes, so the scores are those of no
-    encoding."""
-    rng = generator("wavelet")
-    scale, shift = wavepe.wavelet_grid(24, 3)
-    p = wavepe.wavelet_table(200, scale, shift)
-    q = rng.normal(size=(200, 24)).astype(np.float32)
-    got = wavepe.relative_bias(q, p, 200)
-    check(got, q, p, 200)
-    delta = np.subtract.outer(np.arange(200), np.arange(200))
-    assert np.abs(got[delta > 6 * 4 + 7]).max() < 1e-6 * np.abs(q).sum(1).max()
-    assert not got[delta < 0].any()

@@ -79,22 +79,14 @@ def test_lines_stay_within_their_budget(folder):
     assert 0 < count <= LINES[folder], f"{folder} has {count} lines"
 
 
-# ---- what the search finds ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        "import wavepe.b.y",
-        "from wavepe.b import y",
-        "from wavepe.b.y import name",
-        "from ..b import y as z",
-        "from ..b.y import name",
-        "def f():\n    from ..b.y import name",
-        "if TYPE_CHECKING:\n    from ..b.y import name",
-        "importlib.import_module('wavepe.b.y')",
+        "import wavepe.b.y", "from wavepe.b import y", "from wavepe.b.y import name",
+        "from ..b import y as z", "from ..b.y import name", "def f():\n    from ..b.y import name",
+        "if TYPE_CHECKING:\n    from ..b.y import name", "importlib.import_module('wavepe.b.y')",
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_import_is_found(line, package):
     modules = package(a____init__="", a__x=line, b____init__="", b__y="from .. import a\n")
     assert ("wavepe.a.x", "wavepe.b.y") in {each[:2] for each in rooms.imports(modules)}

@@ -2,20 +2,11 @@
 
 import itertools
 
+import cases
 import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import (
-    LAYOUTS,
-    SIZES,
-    assert_same_bits,
-    assert_within,
-    generator,
-    lay_out,
-    turn,
-    unit,
-)
 from checks import check_rope as check
 
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -28,10 +19,10 @@ each_form = pytest.mark.parametrize(
 @each_form
 def test_every_size(variant, dtype, interleaved, inverse):
     """Pairs h and the copied rest d - 2h over all sizes, odd d too; and every length."""
-    rng = generator("sizes")
-    shapes = [(3, 2 * h + rest, h) for h in SIZES for rest in (0, 1, 2, 7, 16, 33)]
-    for *shape, h in shapes + [(2, n, 10, 4) for n in SIZES]:
-        x, (cos, sin) = rng.normal(size=shape).astype(dtype), turn(rng, (shape[-2], h), dtype)
+    rng = cases.generator("sizes")
+    shapes = [(3, 2 * h + rest, h) for h in cases.SIZES for rest in (0, 1, 2, 7, 16, 33)]
+    for *shape, h in shapes + [(2, n, 10, 4) for n in cases.SIZES]:
+        x, (cos, sin) = rng.normal(size=shape).astype(dtype), cases.turn(rng, (shape[-2], h), dtype)
         got = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
         check(got, x, cos, sin, interleaved, inverse, f"h={h}")
 
@@ -40,9 +31,9 @@ def test_every_size(variant, dtype, interleaved, inverse):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_types_of_x_and_table(variant, table, dtype, interleaved):
-    rng = generator("types")
+    rng = cases.generator("types")
     for d, h in ((2, 1), (9, 4), (40, 20), (66, 31)):
-        x, (cos, sin) = (4 * rng.normal(size=(5, d))).astype(dtype), turn(rng, (5, h), table)
+        x, (cos, sin) = (4 * rng.normal(size=(5, d))).astype(dtype), cases.turn(rng, (5, h), table)
         for inverse in (False, True):
             got = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
             check(got, x, cos, sin, interleaved, inverse)
@@ -54,36 +45,36 @@ def bfloat16_check(got, x, cos, sin, interleaved=False, inverse=False):
     exact = oracle.rope(x, cos, sin, interleaved, inverse)
     terms = oracle.rope_terms(x, cos, sin, interleaved)
     half = np.ldexp(0.5, np.frexp(exact)[1] - 8)
-    assert_within(got.astype(np.float64), exact, half + 4 * unit(np.float32) * terms)
+    cases.assert_within(got.astype(np.float64), exact, half + 4 * cases.unit(np.float32) * terms)
 
 
 @pytest.mark.parametrize("table", ["bfloat16", np.float16, np.float32, np.float64])
 @each_form
 def test_bfloat16_of_ml_dtypes(variant, table, interleaved, inverse):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    rng = generator("bf16")
-    for h in SIZES:
+    rng = cases.generator("bf16")
+    for h in cases.SIZES:
         x = rng.normal(size=(3, 2 * h + h % 4)).astype(bfloat16)
-        cos, sin = turn(rng, (3, h), bfloat16 if table == "bfloat16" else table)
+        cos, sin = cases.turn(rng, (3, h), bfloat16 if table == "bfloat16" else table)
         options = {"interleaved": interleaved, "inverse": inverse}
         got = wavepe.rope(x, cos, sin, **options)
         bfloat16_check(got, x, cos.astype(np.float32), sin.astype(np.float32), **options)
-        assert_same_bits(got[:, 2 * h :].view(np.uint16), x[:, 2 * h :].view(np.uint16))
+        cases.assert_same_bits(got[:, 2 * h :].view(np.uint16), x[:, 2 * h :].view(np.uint16))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
 def test_bfloat16_layouts_and_outputs(variant, layout):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    rng = generator("bf16 layouts")
-    x, (cos, sin) = rng.normal(size=(5, 7, 40)).astype(bfloat16), turn(rng, (7, 20))
-    laid = lay_out(x, layout)
+    rng = cases.generator("bf16 layouts")
+    x, (cos, sin) = rng.normal(size=(5, 7, 40)).astype(bfloat16), cases.turn(rng, (7, 20))
+    laid = cases.lay_out(x, layout)
     expected = wavepe.rope(laid.copy(), cos, sin).view(np.uint16)
-    assert_same_bits(wavepe.rope(laid, cos, sin).view(np.uint16), expected)
+    cases.assert_same_bits(wavepe.rope(laid, cos, sin).view(np.uint16), expected)
     out = np.zeros(x.shape, bfloat16)
     assert wavepe.rope(laid, cos, sin, out=out) is out
-    assert_same_bits(out.view(np.uint16), expected)
+    cases.assert_same_bits(out.view(np.uint16), expected)
     in_place = laid.copy()
-    assert_same_bits(wavepe.rope(in_place, cos, sin, out=in_place).view(np.uint16), expected)
+    cases.assert_same_bits(wavepe.rope(in_place, cos, sin, out=in_place).view(np.uint16), expected)
     with pytest.raises(TypeError, match="out must have dtype bfloat16, got float32"):
         wavepe.rope(x, cos, sin, out=np.zeros(x.shape, np.float32))
 
@@ -102,14 +93,14 @@ def test_bfloat16_nan_and_infinity(variant):
 
 
 def test_bits_do_not_depend_on_slicing(variant):
-    rng = generator("slicing")
+    rng = cases.generator("slicing")
     for dtype, interleaved in itertools.product((np.float32, np.float64), (False, True)):
-        x, (cos, sin) = rng.normal(size=(33, 70)).astype(dtype), turn(rng, (33, 33), dtype)
+        x, (cos, sin) = rng.normal(size=(33, 70)).astype(dtype), cases.turn(rng, (33, 33), dtype)
         whole = wavepe.rope(x, cos, sin, interleaved=interleaved)
         for start, stop in ((0, 1), (1, 8), (5, 33), (16, 32), (32, 33)):
             cut = slice(start, stop)
             part = wavepe.rope(x[cut], cos[cut], sin[cut], interleaved=interleaved)
-            assert_same_bits(part, whole[cut], f"{start}:{stop}")
+            cases.assert_same_bits(part, whole[cut], f"{start}:{stop}")
 
 
 # apply_rope: the frequencies, the table and the rotation in one
@@ -119,7 +110,7 @@ def test_bits_do_not_depend_on_slicing(variant):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.3, 0.0])
 def test_apply_rope(variant, dtype, interleaved, fraction):
-    rng = generator("apply_rope", dtype, interleaved, fraction)
+    rng = cases.generator("apply_rope", dtype, interleaved, fraction)
     for shape, theta in (((7, 16), 10000.0), ((2, 3, 5, 10), 500000), ((4, 2), 1.5)):
         x = rng.normal(size=shape).astype(dtype)
         inv_freq, _ = wavepe.rope_frequencies(shape[-1], theta)
@@ -129,16 +120,18 @@ def test_apply_rope(variant, dtype, interleaved, fraction):
             got = wavepe.apply_rope(x, positions, theta, interleaved=interleaved, fraction=fraction)
             exact = oracle.rope(x, cos, sin, interleaved)
             assert got.dtype == dtype
-            bound = unit(dtype) * (4 * oracle.rope_terms(x, cos, sin, interleaved))
-            assert_within(got, exact, bound, f"{shape} {theta}")
+            bound = cases.unit(dtype) * (4 * oracle.rope_terms(x, cos, sin, interleaved))
+            cases.assert_within(got, exact, bound, f"{shape} {theta}")
 
 
 def test_apply_rope_takes_what_broadcasts():
-    x = generator("apply_rope shapes").normal(size=(2, 3, 5, 8)).astype(np.float32)
+    x = cases.generator("apply_rope shapes").normal(size=(2, 3, 5, 8)).astype(np.float32)
     rows = np.array([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]])
     got = wavepe.apply_rope(x, rows[:, None])
     for b in range(2):
-        assert_same_bits(got[b], wavepe.apply_rope(x[b], rows[b].tolist()))
-    assert_same_bits(wavepe.apply_rope(x[0, 0, 3], 3), wavepe.apply_rope(x[0, 0], range(5))[3])
+        cases.assert_same_bits(got[b], wavepe.apply_rope(x[b], rows[b].tolist()))
+    cases.assert_same_bits(
+        wavepe.apply_rope(x[0, 0, 3], 3), wavepe.apply_rope(x[0, 0], range(5))[3]
+    )
     assert wavepe.apply_rope(x[:0], np.arange(5)).shape == (0, 3, 5, 8)
     assert wavepe.apply_rope(x[:, :, :0], []).shape == (2, 3, 0, 8)

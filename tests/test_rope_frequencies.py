@@ -43,8 +43,6 @@ def check(got, want, dim, theta, what):
 
 
 # ------------------------------------------------------------------ formulas
-
-
 @pytest.mark.parametrize("theta", [None, 1, 128, 500.0, 10000.0, 5e5, 1e6, 2**31])
 def test_without_scaling(theta):
     for dim in (*(2 * n for n in SIZES), 24, 96, 128, 256):
@@ -167,8 +165,6 @@ def test_nothing_is_rotated_by_partial_rotary_factor_0():
 
 
 # ------------------------------------------------------------------ keys and their precedence
-
-
 @pytest.mark.parametrize("missing", [..., None])
 @pytest.mark.parametrize(
     ("kind", "key"), [(kind, key) for kind, keys in MINIMAL.items() for key in keys]
@@ -404,8 +400,6 @@ def test_finite_or_refused(kind, changes, dim, lengths):
 
 
 # ------------------------------------------------------------------ transformers' own functions
-
-
 def test_every_type_agrees_with_transformers():
     for name in ("torch", "transformers", "rich"):  # rich: the page is written with README's tools
         pytest.importorskip(name)

@@ -6,27 +6,16 @@ The table in docs/guides/rope.md lists them.
 import numpy as np
 import oracle
 import pytest
+import torch
 import wavepe
-from cases import generator, load_torch
+from cases import generator
 from checks import check_rope_table as check_table
 from tensors import check_rope as check
 from tensors import normal
-
-torch, ops = load_torch()
+from wavepe import nn, ops
 
 FREQ = oracle.rope_frequencies(128)
 TORCH_FREQ = torch.from_numpy(FREQ)
-
-
-@pytest.fixture(scope="module")
-def nn():
-    return pytest.importorskip("wavepe.nn")
-
-
-@pytest.fixture(scope="module")
-def hf():
-    pytest.importorskip("transformers")
-    return pytest.importorskip("hf_model")
 
 
 def tables(positions, freq=TORCH_FREQ, **options):
@@ -46,9 +35,6 @@ def error(got, positions):
 
 def same(got, want):
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-# ------------------------------------------------------------------ positions and angles
 
 
 def test_bfloat16_positions(variant):
@@ -77,7 +63,7 @@ def test_float32_products_drift(variant):
     assert error(tables(positions)[0], positions) < 2**-24
 
 
-def test_casting_the_frequencies(nn):
+def test_casting_the_frequencies():
     """`model.to(torch.bfloat16)` casts a buffer of inv_freq."""
     last = torch.arange(1950, 2000)
     assert error(naive(last, TORCH_FREQ.bfloat16()), last) > 1
@@ -130,21 +116,6 @@ def test_a_decoded_token_is_a_row_of_the_full_pass(variant, dtype, head, interle
             assert torch.equal(pair[0], whole[:, :, i : i + 1])
 
 
-# ------------------------------------------------------------------ batches
-
-
-def test_a_position_for_every_token_of_a_batch(variant):
-    """One row's table for all rows is what goes wrong elsewhere."""
-    positions = torch.tensor([[0, 1, 2, 3], [7, 8, 9, 10], [5, 0, 1, 2**20]])
-    x = normal(generator("batch"), 3, 2, 4, 128)
-    cos, sin = tables(positions)
-    got = ops.rope(x, cos, sin)
-    for row in range(3):
-        alone = ops.rope(x[row : row + 1], *tables(positions[row]))
-        assert torch.equal(got[row : row + 1], alone)
-    assert not torch.allclose(got, ops.rope(x, cos[0], sin[0]), atol=0.1)
-
-
 def test_left_padding(variant):
     """Rows that start late, counted from their first token, equal the rows alone."""
     lengths, longest = (9, 4, 1), 9
@@ -158,10 +129,7 @@ def test_left_padding(variant):
         assert (n == longest) == torch.allclose(shared[row, :, -n:], alone)
 
 
-# ------------------------------------------------------------------ memory
-
-
-def test_tables_of_inference_mode(nn):
+def test_tables_of_inference_mode():
     """A kept table: right in inference; for training, right or refused, never wrong."""
     rotary = nn.Rotary(128)
     x = normal(generator("inference"), 1, 2, 6, 128)
@@ -175,9 +143,6 @@ def test_tables_of_inference_mode(nn):
     assert torch.equal(got, ops.rope(torch.ones_like(x), cos.clone(), sin.clone(), inverse=True))
     with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved"):
         ops.rope(leaf, cos, sin)
-
-
-# ------------------------------------------------------------------ meaning
 
 
 def test_layouts_and_their_conversion(variant):
@@ -217,12 +182,7 @@ def test_bfloat16_states_are_rounded_once(variant):
     assert relative[1] > 1
 
 
-# ---------------------------------------------------------------- models, lengths that come and go
-
-HEAD, LENGTH = 8, 16  # of hf_model's tiny Llamas
-FOLLOWS_LENGTH = [
-    f"rope:theta=100,{how}" for how in ("type=dynamic,factor=2", "inference_theta=scaled")
-]
+HEAD = 8  # of hf_model's tiny Llamas
 FAR = torch.tensor([[0, 5, 257, 70001, 2**24 + 1, 2**31 - 1]])
 
 
@@ -248,14 +208,3 @@ def test_a_cast_model_keeps_its_angles(hf, dtype):
     assert same(angles(model.float(), torch.float32), want)
     with torch.autocast("cpu", dtype=dtype):
         assert same(angles(model, torch.float32), want)
-
-
-@pytest.mark.parametrize("spec", FOLLOWS_LENGTH)
-def test_a_short_sequence_after_a_long_one(hf, spec):
-    """The frequencies go back to the original ones."""
-    model, plain = hf.patched_tiny(spec), hf.patched_tiny("rope:theta=100")
-    short, long = hf.tokens(2, LENGTH - 3), hf.tokens(2, 3 * LENGTH)
-    before = hf.logits(model, short)
-    assert torch.equal(before, hf.logits(plain, short))
-    assert not hf.close(hf.logits(model, long), hf.logits(plain, long), 1e-2)
-    assert torch.equal(hf.logits(model, short), before)

@@ -5,9 +5,7 @@ import itertools
 import numpy as np
 import oracle
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import wavepe
 from nn_cases import made, tokens
 from wavepe.nn import Attention, KVCache

@@ -6,11 +6,8 @@ from docs import sentences
 
 RULES = (*sentences.BEGINNINGS, *sentences.PHRASES)
 TEXTS = {
-    ".py": '"""{}"""',
-    ".c": "// {}",
-    ".h": "/* {} */",
-    ".md": "# Page\n\n{}",
-}
+    ".py": '"""{}"""', ".c": "// {}", ".h": "/* {} */", ".md": "# Page\n\n{}",
+}  # fmt: skip
 
 
 @pytest.fixture

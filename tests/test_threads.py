@@ -105,8 +105,6 @@ def test_bad_numbers(n, error):
         wavepe.set_num_threads(n)
 
 
-# ------------------------------------------------------------------ processes
-
 BEGIN = """
 import os, sys, threading, time
 import numpy as np, wavepe

@@ -157,9 +157,6 @@ def test_wide_variants_agree_bit_for_bit(other):
             assert_same_bits(wavepe.relative_bias(q, p, 20), want)
 
 
-# ---- what a run of the tests says about variants-------------------------------------------------
-
-
 def run_pytest(*arguments, code="", **environment):
     """Run some code, and pytest; return its status and what it said."""
     options = ["-q", "--assert=plain", "-p", "no:cacheprovider", *arguments]

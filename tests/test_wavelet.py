@@ -173,9 +173,6 @@ def test_difference_is_rounded_first(variant):
     assert wavepe.morlet(t, np.float16(np.inf), shift) == np.float16(np.cos(2050.0))
 
 
-# ------------------------------------------------------------------ as NumPy's own ufuncs
-
-
 @each_kind
 def test_broadcasting(variant, kind):
     psi, rng = getattr(wavepe, kind), generator(kind, "broadcast")

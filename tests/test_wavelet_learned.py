@@ -1,7 +1,5 @@
 """learned=true: scales and shifts as parameters, from the encoding to checkpoints and compare."""
 
-import contextlib
-
 import numpy as np
 import oracle
 import pytest
@@ -26,9 +24,6 @@ def bump(u):
 
 def bump_slope(u):
     return np.exp(-u * u) * (1 - 2 * u * (1 + u))
-
-
-# ------------------------------------------------------------------ the encoding
 
 
 @pytest.mark.parametrize("options", ["scales=6", "scales=1+3,min_scale=1", "scales=3,min_scale=4"])
@@ -63,9 +58,6 @@ def test_kinds_without_a_gradient_are_refused(register, options, reason):
     wavepe.encoding("wavelet:kind=own,learned=true")
 
 
-# ------------------------------------------------------------------ its table, in torch
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mirrored", [None, True])
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
@@ -91,16 +83,6 @@ def test_values_and_derivatives(register, torch, kind, mirrored, causal):
     assert torch.autograd.gradcheck(lambda *leaves: table(*leaves)[0], leaves)
 
 
-# ------------------------------------------------------------------ models
-
-
-@pytest.fixture(scope="module")
-def hf(torch):
-    pytest.importorskip("transformers")
-    pytest.importorskip("wavepe.hf")
-    return pytest.importorskip("hf_model")
-
-
 def parameters_of(model):
     base = model.base_model
     return base.position_encoding.scale, base.position_encoding.shift
@@ -113,15 +95,6 @@ def shake(torch, model):
         for parameter in parameters_of(model):
             parameter += 0.3 * torch.rand(parameter.shape, generator=generator)
     return model
-
-
-@contextlib.contextmanager
-def llamas_learn():
-    wavepe.hf.patch_llama(SPEC)
-    try:
-        yield
-    finally:
-        wavepe.hf.unpatch_llama()
 
 
 def test_a_change_shows_at_once(torch, hf):
@@ -168,7 +141,7 @@ def test_a_stock_checkpoint_read_in_bfloat16(torch, hf, tmp_path):
     hf.tiny().save_pretrained(tmp_path)
     options = {"position_encoding": SPEC, "dtype": torch.bfloat16}
     own = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path, **options)
-    with llamas_learn():
+    with hf.llamas(SPEC):
         from transformers import LlamaForCausalLM
 
         between = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -182,7 +155,7 @@ def test_a_stock_checkpoint_read_in_bfloat16(torch, hf, tmp_path):
 
 
 def test_llamas_made_in_between(torch, hf):
-    with llamas_learn():
+    with hf.llamas(SPEC):
         model = hf.tiny()
     learned = [name for name in model.state_dict() if "position_encoding" in name]
     assert learned == ["model.position_encoding.scale", "model.position_encoding.shift"]
@@ -198,7 +171,7 @@ def test_an_attention_layer_alone_learns_its_own(torch, hf):
 
     whole, config = hf.patched_tiny(SPEC), hf.tiny_config()
     inside = whole.model.layers[0].self_attn
-    with llamas_learn():
+    with hf.llamas(SPEC):
         layer = LlamaAttention(config, 0).eval()
     names = [name for name, _ in layer.named_parameters() if "position_encoding" in name]
     assert names == ["position_encoding.scale", "position_encoding.shift"]

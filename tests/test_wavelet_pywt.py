@@ -61,9 +61,6 @@ def table(kind, offsets, levels, shifts, mirrored=False):
     return out
 
 
-# ------------------------------------------------------------------ values
-
-
 @pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("level", [1, 2, 3, 6])
 def test_samples_are_those_of_the_cascade(kind, level):
@@ -111,9 +108,6 @@ def test_large_levels():
     assert_array_equal(got[:, 0], samples[:1000])
     short = wavepe.wavelet_table(1000, [1], [0], kind="db2", dtype=np.float64)
     assert_array_equal(got[:, 1], short[:, 0])
-
-
-# ------------------------------------------------------------------ the encoding
 
 
 @pytest.mark.parametrize(
@@ -192,14 +186,6 @@ except ValueError as error:
     assert first == needed + "(in the folder of the wavepe checkout)"
     assert "'sym2'" in second
     assert "unknown wavelet kind 'mexican'" in third
-
-
-# ------------------------------------------------------------------ torch and models
-
-
-@pytest.fixture(scope="module")
-def ops(torch):
-    return pytest.importorskip("wavepe.ops")
 
 
 def test_torch_gives_what_numpy_gives(torch, ops):

@@ -2,18 +2,11 @@
 
 import math
 
+import cases
 import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import (
-    assert_same_bits,
-    assert_within,
-    compiled_once,
-    forget_registrations,
-    generator,
-    recording_backend,
-)
 from wavepe.arrays import wavelet_registered
 
 SCALES = np.array([0.7, 1.0, 3.0, 2.0**40, -5.0])
@@ -24,7 +17,7 @@ OFFSETS = np.array([-9, -1, 0, 1, 2, 40, 2**31])
 @pytest.fixture(autouse=True)
 def register(monkeypatch):
     """register_wavelet, with a register that forgets what the test adds."""
-    forget_registrations(monkeypatch)
+    cases.forget_registrations(monkeypatch)
     return wavepe.register_wavelet
 
 
@@ -53,8 +46,6 @@ def written_out(offsets, scale, shift, mirrored=False):
 
 
 # ------------------------------------------------------------------ values
-
-
 @pytest.mark.parametrize("mirrored", [None, False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_values(register, mirrored, dtype):
@@ -63,10 +54,10 @@ def test_values(register, mirrored, dtype):
     got = table(*given, mirrored=mirrored)
     exact = written_out(OFFSETS, SCALES, SHIFTS, mirrored=bool(mirrored))
     assert got.dtype == dtype
-    assert_within(got, exact.astype(dtype), 0 if dtype != np.float64 else 4e-16)
+    cases.assert_within(got, exact.astype(dtype), 0 if dtype != np.float64 else 4e-16)
     out = np.empty(got.shape[::-1], dtype).T
     assert table(*given, mirrored=mirrored, out=out) is out
-    assert_same_bits(out, got)
+    cases.assert_same_bits(out, got)
 
 
 @pytest.mark.parametrize("kind", ["ricker", "gaussian", "haar"])
@@ -80,7 +71,7 @@ def test_a_built_in_written_by_a_user(register, kind, mirrored):
     got = table(OFFSETS, scale, shift, "own", mirrored=mirrored)
     want = oracle.wavelet_table(OFFSETS, scale, shift, kind, mirrored)
     assert np.isnan(got[:, [0, 3, 5]]).all()
-    assert_within(got, want, 1e-15)
+    cases.assert_within(got, want, 1e-15)
 
 
 def test_results_in_float16(register):
@@ -101,7 +92,7 @@ def test_what_a_function_may_do(register):
 
     register("greedy", greedy)  # it changes its argument
     got = table(5, [2.0], [1.0], "greedy")
-    assert_within(got, table(5, [2.0], [1.0], "gaussian"), 1e-15)
+    cases.assert_within(got, table(5, [2.0], [1.0], "gaussian"), 1e-15)
     register("sinc", lambda u: np.where(u == 0, 1.0, np.sin(u) / u))  # it drops a bad quotient
     assert table(1, [1.0], [0.0], "sinc")[0, 0] == 1
     register("late", lambda u: np.where(u > 100, np.nan, u))  # it is not finite later on
@@ -113,8 +104,6 @@ def test_what_a_function_may_do(register):
 
 
 # ------------------------------------------------------------------ the register
-
-
 @pytest.mark.parametrize("name", ["mexican", "x", "db", "db-4", "sym", "bior_2", "Ricker", "δ"])
 def test_names(register, name):
     register(name, lopsided)
@@ -122,7 +111,7 @@ def test_names(register, name):
     assert wavepe.encoding(str(encoding)) == encoding
     assert wavepe.encoding(encoding.to_dict()) == encoding
     want = wavepe.wavelet_table(9, *wavepe.wavelet_grid(8, [1, 3]), kind=name)
-    assert_same_bits(encoding.table(9, 8)[0], want)
+    cases.assert_same_bits(encoding.table(9, 8)[0], want)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +173,12 @@ def test_registered_again(register):
     register("own", lambda u: 0 * u)
     register("own", lopsided)
     before = table(3, [1.0], [0.0], "own")
-    assert_within(before, written_out(np.arange(3), np.ones(1), np.zeros(1)), 1e-15)
+    cases.assert_within(before, written_out(np.arange(3), np.ones(1), np.zeros(1)), 1e-15)
     with pytest.raises(ValueError, match=f"'own' is taken by {__name__}"):
         register("own", np.linalg.norm)
     with pytest.raises(TypeError, match="must be a function"):
         register("own", 3)
-    assert_same_bits(table(3, [1.0], [0.0], "own"), before)
+    cases.assert_same_bits(table(3, [1.0], [0.0], "own"), before)
 
 
 def test_unknown_kinds_list_what_there_is(register):
@@ -202,17 +191,8 @@ def test_unknown_kinds_list_what_there_is(register):
 
 
 # ------------------------------------------------------------------ torch
-
-
-@pytest.fixture(scope="module")
-def ops(torch):
-    from wavepe import ops
-
-    return ops
-
-
 def leaves(torch, dtype="float64"):
-    rng = generator("leaves")
+    rng = cases.generator("leaves")
     arrays = rng.uniform(0.7, 9, 5), rng.uniform(-5, 5, 5)
     return [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
 
@@ -285,7 +265,7 @@ def test_opcheck(register, torch, ops):
 
 def test_compiles_whole_for_any_length(register, torch, ops):
     register("lopsided", lopsided, derivative=lopsided_slope)
-    backend = recording_backend()
+    backend = cases.recording_backend()
 
     def bias(q, scale, shift):
         p = ops.wavelet_table(q.shape[-2], scale, shift, kind="lopsided")
@@ -300,7 +280,7 @@ def test_compiles_whole_for_any_length(register, torch, ops):
             out = function(*inputs)
             results.append((out, *torch.autograd.grad(out.pow(2).sum(), inputs)))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert compiled_once(backend)
+    assert cases.compiled_once(backend)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -325,14 +305,6 @@ def test_torch_errors(register, torch, ops, device):
 
 
 # ------------------------------------------------------------------ models
-
-
-@pytest.fixture(scope="module")
-def hf(torch):
-    pytest.importorskip("transformers")
-    return pytest.importorskip("hf_model")
-
-
 def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
     """Tables are kept by the wavelet's name, and must not outlive its meaning."""
     ids = hf.tokens(2, 12)
@@ -350,6 +322,6 @@ def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path
 
     register("own", lopsided)
     hf.patched_tiny("wavelet:kind=own,scales=4").save_pretrained(tmp_path)
-    forget_registrations(monkeypatch)
+    cases.forget_registrations(monkeypatch)
     with pytest.raises(ValueError, match="unknown wavelet kind 'own'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -18,9 +18,6 @@ from checks import check_wavelet_table as check
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)
 
 
-# ------------------------------------------------------------------ wavelet_grid
-
-
 @pytest.mark.parametrize("dim", [*SIZES, 6, 12, 24, 128])
 def test_grid_of_every_divisor(dim):
     for count in range(1, dim + 1):
@@ -82,9 +79,6 @@ def test_haar_with_a_fixed_scale():
     assert p.any()
 
 
-# ------------------------------------------------------------------ wavelet_table
-
-
 @each_kind
 @pytest.mark.parametrize("mirrored", [None, False, True])
 @pytest.mark.parametrize("dtype", [None, np.float16, np.float32, np.float64])
@@ -97,17 +91,9 @@ def test_table_against_the_oracle(variant, kind, mirrored, dtype):
             check(got, w, scale, shift, kind, mirrored, dtype or np.float32)
 
 
-def test_table_values_of_the_papers(variant):
-    def value(delta, a, b, **options):
-        return wavepe.wavelet_table([delta], [a], [b], dtype=np.float64, **options)[0, 0]
-
-    at = {(2, 1, 0): -0.4060058497, (10, 8, 3): 0.1598298636, (511, 128, 15): -0.0076914980}
-    for key, want in at.items():
-        assert value(*key) == pytest.approx(want, abs=1e-10)
-    assert value(3, 2, 1) == 0
-    assert value(3, 2, 1, mirrored=True) == pytest.approx(-0.4060058497, abs=1e-10)
-    assert value(10, 8, 3, mirrored=True) == pytest.approx(-0.4381319172, abs=1e-10)
-    # haar, t = -delta: +1 for 0 < (delta + b)/a <= .5, -1 for .5 < (delta + b)/a <= 1.
+def test_haar_of_the_paper(variant):
+    """The numbers of the other kinds are in test_wavelet.py and test_encodings.py."""
+    # t = -delta: +1 for 0 < (delta + b)/a <= .5, -1 for .5 < (delta + b)/a <= 1.
     haar = wavepe.wavelet_table(6, [4.0, 4.0], [0, 1], kind="haar")
     assert haar.T.tolist() == [[0, 1, 1, -1, -1, 0], [1, 1, -1, -1, 0, 0]]
     # Read literally it is zero for every visible delta > b.

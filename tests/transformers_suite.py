@@ -66,18 +66,12 @@ LACKING = {
     "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
     "utils.test_configuration_utils": {
         "config_common_kwargs": {
-            "return_dict": False,
-            "output_hidden_states": True,
-            "output_attentions": True,
-            "dtype": "float16",
-            "chunk_size_feed_forward": 5,
-            "architectures": ["LlamaModel"],
-            "id2label": {0: "label"},
-            "label2id": {"label": "0"},
-            "problem_type": "regression",
+            "return_dict": False, "output_hidden_states": True, "output_attentions": True,
+            "dtype": "float16", "chunk_size_feed_forward": 5, "architectures": ["LlamaModel"],
+            "id2label": {0: "label"}, "label2id": {"label": "0"}, "problem_type": "regression",
         }
     },
-}
+}  # fmt: skip
 
 
 def import_tests():
