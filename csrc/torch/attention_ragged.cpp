@@ -172,7 +172,9 @@ wpe_matrix gather(const HeadMatrices &pages, const Request &r, int64_t kv, const
         const wpe_matrix from = pages.matrix(r.pages[j / page], kv);
         const int64_t stride = from.row_stride * pages.item;
         const char *row = static_cast<const char *>(from.data) + j % page * stride;
-        for (; j < end; j++, row += stride, to += row_bytes) std::memcpy(to, row, row_bytes);
+        const int64_t rows_each = stride == row_bytes ? end - j : 1;
+        for (; j < end; j += rows_each, row += stride, to += rows_each * row_bytes)
+            std::memcpy(to, row, rows_each * row_bytes);
     }
     return rows;
 }

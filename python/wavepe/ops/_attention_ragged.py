@@ -33,10 +33,10 @@ def attend_requests(
     requests: Requests, call: Arguments, table: Any, return_lse: bool, attend: Callable[..., Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return attention of all requests; `attend` computes one alone, with `table` as its p."""
-    given: dict[str, Any] = requests._asdict()
-    check_tensors(
-        **{name: x for name, x in given.items() if name != "block_table" or x is not None}
-    )
+    queries, keys, pages = requests
+    if not (type(queries) is type(keys) is Tensor and (pages is None or type(pages) is Tensor)):
+        tensors: dict[str, Any] = requests._asdict()
+        check_tensors(**{n: x for n, x in tensors.items() if n != "block_table" or x is not None})
     compiling = is_compiling()
     if compiling and wants_standard():
         check(False, "operators of torch alone cannot express attention with cu_seqlens")
