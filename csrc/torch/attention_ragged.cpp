@@ -8,12 +8,12 @@
 namespace wavepe {
 namespace {
 
-// The tokens of a request, whose queries end at its last key, and what its tasks need.
+// The tokens of a request, whose queries end at its last key, and what its tasks need. With pages
+// first_key is 0.
 struct Request {
     int64_t first_query, queries, first_key, keys;
     std::vector<int64_t> pages;   // empty: its keys lie in a row
     const Call *call = nullptr;   // of the requests that read the same table
-    wpe_relative table{};         // the zones that it reaches; rows 0: it has none
     wpe_decoding decoding{};      // if it decodes
     wpe_attention_sizes sizes{};  // if not
     int64_t memory = 0;           // where its sums or packed keys begin, in bytes
@@ -39,11 +39,8 @@ wpe_attention Request::head(int64_t h) const {
     a.offset = keys - queries;
     a.q = from_row(a.q, first_query, item);
     if (a.r.data) a.r = from_row(a.r, first_query, item);
-    if (pages.empty()) a.k = from_row(a.k, first_key, item);
-    if (pages.empty()) a.v = from_row(a.v, first_key, item);
-    if (a.relative && table.rows) a.relative = &table;
-    if (!keys) a.relative = nullptr;
-    if (!keys) a.bias.rows = 0;
+    a.k = from_row(a.k, first_key, item);
+    a.v = from_row(a.v, first_key, item);
     return a;
 }
 
@@ -54,21 +51,11 @@ struct Source {
 
     wpe_attention head(int64_t h) const {
         wpe_attention a = request->head(h);
-        if (!request->pages.empty()) a.k = k;
-        if (!request->pages.empty()) a.v = v;
+        if (k.data) a.k = k;
+        if (v.data) a.v = v;
         return a;
     }
 };
-
-// Return a table without the zones whose deltas no key of a request has.
-wpe_relative reached_zones(wpe_relative table, int64_t keys) {
-    for (; table.zone_count > 1; table.zones++, table.zone_count--) {
-        const int64_t rows = table.rows - table.zones->rows;
-        if (table.first_delta + rows < keys) break;
-        table.rows = rows;
-    }
-    return table;
-}
 
 // The tasks of several requests, counted one behind the other.
 class Tasks {
@@ -149,10 +136,6 @@ void Ragged::read_tables(const Call &call) {
         calls.back().set_longest(most_queries, most_keys);
         calls.back().read();
         calls.back().pack_tables(WPE_FORWARD);
-    }
-    for (Request &r : requests) {
-        const wpe_attention a = r.head(0);
-        if (a.relative && a.relative->zone_count > 1) r.table = reached_zones(*a.relative, r.keys);
     }
 }
 
