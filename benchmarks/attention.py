@@ -5,6 +5,7 @@ kernels     registers, spills and shared memory of the GPU's kernels, by Triton 
 memory      peak memory, forward and backward, over the bytes of q, k and v (attention_memory)
 overhead    what a call costs beside its kernel, and what `import wavepe.ops` costs
 profile     where the time goes, and how fast the matrix products are, by perf (attention_profile)
+requests    several requests in one call, and keys in pages (attention_requests)
 tails       what the tails of wavelets, subnormal numbers, cost
 terms       what each kind of term costs: tables of few columns, sinks, encodings
 threads     the speed-up of one head by a second thread
@@ -27,7 +28,7 @@ import wavepe.ops as ops
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from . import attention_kernels, attention_memory, attention_profile
+from . import attention_kernels, attention_memory, attention_profile, attention_requests
 from .attention_inputs import Inputs, module_of, sdpa
 from .attention_inputs import table as wavelets
 from .bench_attention import trained, with_gradients
@@ -525,6 +526,12 @@ STUDIES = {
         attention_profile.table,
         {"sizes": (TINY,), "seconds": 0.5},
         {"seconds": 4},
+    ),
+    "requests": Study(
+        attention_requests.measure,
+        attention_requests.table,
+        {"sizes": ((3, 1, 32, "float32"),)},
+        {"repeats": 15},
     ),
     "tails": Study(tails, tails_table, {"sizes": ((2, *TINY),)}, {"repeats": 41}),
     "terms": Study(terms, terms_table, {"size": (2, *TINY)}, {"repeats": 25}),

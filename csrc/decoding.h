@@ -80,12 +80,15 @@ typedef struct {
     const wpe_attention_kernels *kernels;
     const wpe_table *table;
     int64_t group; /* query heads of a key head */
-    int64_t slots; /* how many different tables the heads of a key head can have */
+    int64_t slots; /* how many different tables the heads of a key head can have; 0: `head` returns
+                      tables that are packed already */
     const void *call;
-    /* Return a query head, whose table is not packed, and `shift` of its table. */
+    /* Return a query head, whose table is not packed, and `shift` of its table. With slots 0 the
+     * table is packed. */
     wpe_attention (*head)(const void *call, int64_t head, int64_t *shift);
 
     int64_t keys, parts;
+    int64_t item;      /* bytes of an element of the compute type */
     int64_t head_sums; /* elements of the sums of a head, over one part */
     size_t workspace_bytes, table_bytes;
     size_t task_bytes; /* scratch memory of a task */
@@ -104,8 +107,9 @@ static inline void wpe_plan_decoding(wpe_decoding *d) {
     const wpe_decode_sizes sizes = d->kernels->decode_sizes(&any, d->group);
     d->keys = any.keys;
     d->parts = wpe_decode_parts(any.keys);
+    d->item = (int64_t)wpe_compute_item(any.storage);
     d->head_sums = sizes.sums;
-    d->workspace_bytes = wpe_round_up((size_t)sizes.workspace * wpe_compute_item(any.storage));
+    d->workspace_bytes = wpe_round_up((size_t)(sizes.workspace * d->item));
     d->table_bytes = wpe_table_bytes(d->kernels, d->table,
                                      wpe_decode_most_rows(any.queries, any.keys), WPE_FORWARD);
     const size_t zones = (size_t)d->table->relative.zone_count * sizeof(wpe_zone);
@@ -136,7 +140,7 @@ static inline void wpe_decode_heads(const wpe_decoding *d, int64_t part, int64_t
             wpe_attention *a = &heads[h - head];
             int64_t shift = 0;
             *a = d->head(d->call, h, &shift);
-            if (!a->relative) continue;
+            if (!a->relative || !d->slots) continue;
             const wpe_range read = wpe_decode_rows(a, keys.begin, keys.end);
             wpe_packed_rows *to = &packed[slot];
             if (to->read.begin != read.begin || to->read.end != read.end || to->shift != shift) {
@@ -151,7 +155,7 @@ static inline void wpe_decode_heads(const wpe_decoding *d, int64_t part, int64_t
             a->relative = to->relative.rows ? &to->relative : NULL;
         }
         d->kernels->decode(heads, next - head, keys.begin, keys.end, sums, workspace);
-        sums += (next - head) * d->head_sums * (int64_t)wpe_compute_item(heads->storage);
+        sums += (next - head) * d->head_sums * d->item;
     }
 }
 

@@ -213,7 +213,7 @@ def constant_table(rng, p, first, beyond):
 
 def rows_of(table, k, causal):
     """(p, first) that the kernel works with: the zones' products, if there are zones; with few keys
-    the rows themselves, as in Call::zones_pay."""
+    the rows themselves, as in Call::reads_zones."""
     p, first, zones = table.tensors(k.dtype, "cpu")
     if k.shape[2] <= (224 if causal else 112):
         zones = []

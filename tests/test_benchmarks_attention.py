@@ -184,6 +184,7 @@ def test_the_profile_needs_perf(monkeypatch, capsys):
     ("study", "shown"),
     [
         ("threads", "| 48 x 16 |"),
+        ("requests", "| 3 x 1 x 32, float32 | 2 |"),
         pytest.param("decode", "| 4 / 2 x 48 x 16, 2, float32 |", marks=pytest.mark.slow),
         pytest.param("tails", "|", marks=pytest.mark.slow),
         pytest.param("terms", "| `nn.Attention` |", marks=pytest.mark.slow),

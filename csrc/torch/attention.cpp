@@ -7,7 +7,7 @@ namespace wavepe {
 namespace {
 
 // Attention of few queries: tasks are parts of the keys, for a share of the key heads with all
-// their query heads (decoding.h). The task that completes a key head merges its parts.
+// their query heads (decoding.h).
 void decode(const Call &call, const HeadMatrices &out, char *lse) {
     wpe_decoding d{};
     d.kernels = call.kernels;
@@ -21,10 +21,8 @@ void decode(const Call &call, const HeadMatrices &out, char *lse) {
         return call.head(head / call.heads, head % call.heads);
     };
     wpe_plan_decoding(&d);
-    const int64_t pairs = call.key_head_count(), group = call.group;
-    const int64_t head_bytes = call.bytes(d.head_sums);
-    const int64_t part_bytes = product({pairs, group, head_bytes});
-    const Memory sums(d.parts, part_bytes);
+    const int64_t pairs = call.key_head_count();
+    const Memory sums(d.parts, product({pairs, call.group, d.head_sums, d.item}));
     std::vector<std::atomic<int64_t>> done(pairs);  // the parts of each key head that are done
     // Key heads that share a table share its packing. So a task has as many of them as leave each
     // thread one share of each part.
@@ -34,18 +32,11 @@ void decode(const Call &call, const HeadMatrices &out, char *lse) {
     run_tasks(d.parts * shares, d.task_bytes, [&](int64_t task, char *scratch) {
         const int64_t part = task / shares, share = task % shares;
         const int64_t begin = share * pairs / shares, end = (share + 1) * pairs / shares;
-        wpe_decode_heads(&d, part, begin * group, end * group,
-                         sums.at(part * part_bytes + begin * group * head_bytes), scratch);
-        for (int64_t pair = begin; pair < end; pair++) {
-            if (done[pair].fetch_add(1) + 1 < d.parts) continue;
-            for (int64_t head = pair * group; head < (pair + 1) * group; head++) {
-                const int64_t b = head / call.heads, h = head % call.heads;
-                const wpe_attention a = call.head(b, h);
-                call.kernels->merge(&a, sums.at(head * head_bytes), d.parts,
-                                    call.elements(part_bytes), out.result(b, h),
-                                    call.head_row(lse, b, h));
-            }
-        }
+        decode_part(d, part, begin, end, pairs, sums.at(0), done.data(), scratch,
+                    [&](int64_t head) {
+                        const int64_t b = head / call.heads, h = head % call.heads;
+                        return std::pair{out.result(b, h), call.head_row(lse, b, h)};
+                    });
     });
 }
 

@@ -135,9 +135,12 @@ struct AttentionArguments {
 // results have been allocated.
 class Call {
   public:
-    explicit Call(AttentionArguments arguments);
+    // With paged=true k and v are pages of keys: (blocks, Hk, page, d) and (blocks, Hk, page, dv).
+    explicit Call(AttentionArguments arguments, bool paged = false);
     // Requires: not empty().
     void read();
+    // Set the most queries and keys of a request, for a call whose row holds several requests.
+    void set_longest(int64_t most_queries, int64_t most_keys);
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int64_t table_size;  // columns of p
@@ -160,6 +163,8 @@ class Call {
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
     bool table_per_head() const { return given.p && given.p->dim() == 3; }
     bool bias_per_head() const { return given.bias && given.bias->dim() == 2; }
+    // Return whether a call with these keys reads the zones of p, and not p itself.
+    bool reads_zones(int64_t keys) const;
     bool has_q_rel() const { return given.q_rel && table.relative.rows > 0; }
     wpe_attention_sizes sizes(wpe_pass pass) const {
         const wpe_attention a = head(0, 0);
@@ -188,11 +193,14 @@ class Call {
     wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
     // Return the elements of dbias that get the gradient of head h's bias, in rising delta.
     wpe_matrix_out bias_result(const Tensor &dbias, int64_t h) const;
+    // Check that the call leaves out what means nothing for one request of several.
+    void check_ragged() const;
     void check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
                          const Tensor &out, const Tensor &lse) const;
 
   private:
     AttentionArguments given;
+    bool paged;
     HeadMatrices q, k, v, r;
     std::vector<double> slope, sink;
     uint64_t seed = 0;
@@ -204,7 +212,7 @@ class Call {
     std::vector<wpe_zone> zones, packed_zones;
     std::vector<wpe_zone_source> sources;
     std::vector<wpe_relative> tables;  // packed: one, or one for each head
-    std::unique_ptr<Memory> packed;    // the memory of the tables
+    std::shared_ptr<Memory> packed;    // the memory of the tables
 
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
@@ -219,8 +227,27 @@ class Call {
     wpe_range reached(int64_t rows, int64_t first_delta, int beyond) const;
     void read_bias();
     void check_zones(int64_t rows) const;
-    bool zones_pay() const;
     void read_table();
 };
+
+// Compute one part of the keys of the key heads begin..end-1, of `pairs` key heads. The task that
+// completes a key head merges its parts: done[pair] counts them. result(head) returns where a query
+// head's results go.
+template <typename Result>
+void decode_part(const wpe_decoding &d, int64_t part, int64_t begin, int64_t end, int64_t pairs,
+                 char *sums, std::atomic<int64_t> *done, char *scratch, const Result &result) {
+    const int64_t head_bytes = d.head_sums * d.item, part_sums = pairs * d.group * d.head_sums;
+    wpe_decode_heads(&d, part, begin * d.group, end * d.group,
+                     sums + part * part_sums * d.item + begin * d.group * head_bytes, scratch);
+    for (int64_t pair = begin; pair < end; pair++) {
+        if (done[pair].fetch_add(1) + 1 < d.parts) continue;
+        for (int64_t head = pair * d.group; head < (pair + 1) * d.group; head++) {
+            int64_t shift;
+            const wpe_attention a = d.head(d.call, head, &shift);
+            const auto [out, lse] = result(head);
+            d.kernels->merge(&a, sums + head * head_bytes, d.parts, part_sums, out, lse);
+        }
+    }
+}
 
 }  // namespace wavepe

@@ -38,7 +38,7 @@ std::vector<double> doubles(const Tensor &given) {
 
 }  // namespace
 
-Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
+Call::Call(AttentionArguments arguments, bool paged) : given(std::move(arguments)), paged(paged) {
     check_tensors();
     batch = given.q.size(0);
     heads = given.q.size(1);
@@ -55,6 +55,12 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     check_bias();
     check_sinks();
     check_options();
+}
+
+void Call::set_longest(int64_t most_queries, int64_t most_keys) {
+    queries = most_queries;
+    keys = most_keys;
+    check_sizes();
 }
 
 void Call::read() {
@@ -82,11 +88,12 @@ void Call::check_tensors() const {
     check_float("q", q);
     check_same_dtype(q, "k", k);
     check_same_dtype(q, "v", v);
-    WPE_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(0) == q.size(0) &&
-                  v.size(0) == q.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2) &&
+    WPE_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && (paged || k.size(0) == q.size(0)) &&
+                  v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2) &&
                   k.size(3) == q.size(3),
-              "q (B, H, m, d), k (B, Hk, n, d) and v (B, Hk, n, dv) needed, got ",
-              shapes_of(q, k, v));
+              paged ? "q (1, H, m, d), k (blocks, Hk, page, d) and v (blocks, Hk, page, dv)"
+                    : "q (B, H, m, d), k (B, Hk, n, d) and v (B, Hk, n, dv)",
+              " needed, got ", shapes_of(q, k, v));
     WPE_CHECK(k.size(1) ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "q has ", q.size(1),
               " heads, which must be a multiple of the ", k.size(1), " heads of k and v (",
               shapes_of(q, k, v), ")");
@@ -192,6 +199,14 @@ void Call::check_options() const {
     WPE_CHECK(given.dropout_p >= 0 && given.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
               given.dropout_p);
     if (given.dropout_p > 0) check_seed();
+}
+
+void Call::check_ragged() const {
+    const bool fits = !given.offset && !given.key_mask && !given.segments && !given.mask;
+    WPE_CHECK(
+        fits && given.dropout_p == 0,
+        "with cu_seqlens each request sees its own keys up to its last one: leave out offset, "
+        "key_mask, segments, mask and dropout_p");
 }
 
 void Call::check_seed() const {

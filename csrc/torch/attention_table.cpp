@@ -67,10 +67,12 @@ void Call::check_zones(int64_t rows) const {
     WPE_CHECK(found == rows, "zones have ", found, " rows, p has ", rows);
 }
 
-// Return whether the zones take fewer products than the rows of p. A zone has a product with its
-// basis first, so they pay when a query sees more than about a hundred keys on average. With the
-// tables of wavelets that holds for head sizes of 32 to 128.
-bool Call::zones_pay() const { return keys > (given.causal ? 224 : 112); }
+// A zone has a product with its basis first. So zones take fewer products than the rows of p when a
+// query sees more than about a hundred keys on average. With the tables of wavelets that holds for
+// head sizes of 32 to 128.
+bool Call::reads_zones(int64_t keys) const {
+    return has_zones() && keys > (given.causal ? 224 : 112);
+}
 
 void Call::read_table() {
     const Tensor &p = *given.p;
@@ -100,7 +102,7 @@ void Call::read_table() {
         zones.push_back(zone);
         sources.push_back({{at(c, (first - begin) * stride), stride, last_stride(c)}, basis});
     };
-    if (has_zones() && zones_pay()) {  // they come in rising delta, and zones are in falling delta
+    if (reads_zones(keys)) {  // they come in rising delta, and zones are in falling delta
         const std::vector<Tensor> &parts = *given.zones;
         int64_t begin = rows;
         for (size_t z = parts.size(); z > 0; z -= 2) {
@@ -122,7 +124,7 @@ void Call::pack_tables(wpe_pass pass) {
     if (!rows.end) return;
     const int64_t count = table_per_head() ? heads : 1;
     const int64_t each = wpe_table_bytes(kernels, &table, rows.end, pass);
-    packed = std::make_unique<Memory>(count, each);
+    packed = std::make_shared<Memory>(count, each);
     tables.resize(count);
     packed_zones.resize(count * zones.size());
     run_tasks(count, 0, [&](int64_t h, char *) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from ._attention_in_graph import (
     wanted_gradients,
 )
 from ._attention_masked import can_mask, masked
+from ._attention_ragged import Requests, attend_requests
 from ._common import (
     FLOATS,
     autocast_enabled,
@@ -70,6 +72,9 @@ def attention(
     bias_first: int = 0,
     bias_beyond: str = "zero",
     sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention whose scores depend on the distance of query and key.
 
@@ -112,6 +117,15 @@ def attention(
     dropout_p : float
         The probability that a weight is dropped, from 0 to 1. The seed comes from torch's
         generator.
+    cu_seqlens_q, cu_seqlens_k : integer Tensor (R + 1,), optional
+        Where the queries and the keys of R requests begin, from 0 to the totals: q, k, v and q_rel
+        hold the tokens of all requests, with B = 1. Each request is computed by itself, and its
+        last query and its last key belong to the same token. offset, key_mask, segments, mask and
+        dropout_p do not go with them.
+    block_table : integer Tensor (R, P), optional
+        With cu_seqlens: k and v are pages (blocks, Hk, page, d) and (blocks, Hk, page, dv), with a
+        last stride of 1. Row r holds the numbers of the pages of request r, in the order of its
+        keys. Numbers behind its last page are not read. Requests may share pages.
 
     Returns
     -------
@@ -133,6 +147,9 @@ def attention(
     Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` and `sinks`
     become float32. torch.func and forward mode run torch's own operators, whose memory grows with
     m n.
+
+    Calls with cu_seqlens are one kernel on the CPU, which has no gradient: with gradients, and on
+    other devices, they run request by request. A compiled program with gradients is refused.
 
     Examples
     --------
@@ -196,6 +213,7 @@ def attention(
     if sinks is not None and sinks.dtype in FLOATS:
         sinks = sinks.to(wide(q))
     zones: Any = None
+    table = p
     if isinstance(p, RelativeTable):
         if not (first == 0 and beyond == "zero"):
             message = "a relative_table has its own first and beyond: give them to relative_table"
@@ -216,6 +234,10 @@ def attention(
         q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
         segments, mask, dropout_p, seed, zones or None, bias, bias_first, bias_beyond, sinks,
     )  # fmt: skip
+    if not (cu_seqlens_q is cu_seqlens_k is block_table is None):
+        requests = Requests(cu_seqlens_q, cu_seqlens_k, block_table)
+        one = functools.partial(attention, return_lse=return_lse)
+        return attend_requests(requests, Arguments(*arguments), table, return_lse, one)
     missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, p)
     standard = compiling and wants_standard()
     if missing or standard or under_transforms():

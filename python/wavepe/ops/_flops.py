@@ -28,6 +28,16 @@ def _attention(q: Any, k: Any, v: Any, *more: Any, p: Any = None, **_: Any) -> i
     return each * (q[-1] + v[-1]) + relative
 
 
+def _attention_ragged(q_starts: Any, k_starts: Any, _: Any, *call: Any, **named: Any) -> int:
+    """Sum the FLOPs of the requests; without values, all tokens count as those of one."""
+    q, k, v, p = [getattr(x, "shape", x) for x in (*call, named.get("p"))][:4]
+    counts: Any = (q[2],), (k[2],)
+    if type(q_starts) is torch.Tensor and not q_starts.is_meta:
+        counts = q_starts.diff().tolist(), k_starts.diff().tolist()
+    pairs = zip(*counts, strict=True)
+    return sum(_attention((*q[:2], m, q[3]), (*k[:2], n), v, p=p) for m, n in pairs)
+
+
 def _attention_backward(*arguments: Any, **_: Any) -> int:
     call = arguments[4:]
     return _gradients(call, p_grad=any(call[_NAME : _NAME + 1]))
@@ -90,6 +100,7 @@ _FORMULAS: dict[str, Any] = {
 def _register() -> None:
     from torch.utils.flop_counter import register_flop_formula
 
+    register_flop_formula(torch.ops.wavepe.attention_ragged, get_raw=True)(_attention_ragged)
     for name, formula in _FORMULAS.items():
         register_flop_formula(getattr(torch.ops.wavepe, name))(formula)
 
