@@ -25,6 +25,7 @@ from ._common import (
     not_differentiable,
     reduce_angles,
     register_autograd,
+    register_standard,
     report_out_of_memory,
     wide,
 )
@@ -148,18 +149,17 @@ def _backward_by(gradients: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _standard(
-    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
-) -> Tensor:
+def _standard(offsets: Tensor, scale: Tensor, shift: Tensor, *options: Any) -> Tensor:
     """Return the table of a kind of the C core in operators of torch, as csrc/kernels/psi.h."""
+    options += ("ricker", None)[len(options) :]  # torch drops defaults
+    kind, mirrored = options
     check(
         kind in KINDS,
         f"NumPy computes the wavelet {kind!r}, so a program of standard operators cannot hold it "
         "with scales and shifts that are learned",
     )
     _fake(offsets, scale, shift, kind, mirrored)  # checks
-    t = offsets.double()[:, None]
-    distance = (-t if mirrored or (mirrored is None and kind == "haar") else t) - shift.double()
+    distance = _distance(offsets, shift, mirrored or (mirrored is None and kind == "haar"))
     u = distance / scale.double()
     if kind == "haar":
         u = u if scale.dtype == torch.float64 else u.float()
@@ -175,6 +175,14 @@ def _standard(
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 
 
+def _distance(offsets: Tensor, shift: Tensor, mirrored: bool | None) -> Tensor:
+    """Return t - shift (w, d) in float64."""
+    t = offsets.double()[:, None]
+    return (-t if mirrored else t) - shift.double()
+
+
+register_standard("wavelet_table", _standard, double=True)
+register_standard("wavelet_table_backward", None)
 register_autograd("wavelet_table", _backward_by(_ops.wavelet_table_backward), _setup_wavelet)
 not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
 
