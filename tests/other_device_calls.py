@@ -11,11 +11,15 @@ from cases import generator
 from op_cases import F32, F64, OPERATORS, normal
 from other_device import OtherDevice, There, there
 from torch.utils._pytree import tree_leaves
+from wavepe import ops
+from wavepe.ops import _wavelet
 
 RAW = torch.ops.wavepe
 LACKS = getattr(torch, *sys.argv[1:]) if sys.argv[1:] else None
 DTYPES = (F32,) if LACKS == F64 else (F32, F64, torch.bfloat16)
 WAIT = LACKS == F64  # for tables, which the CPU computes then
+
+_wavelet.in_new_thread = lambda function: function()  # another thread would lack the device
 
 
 def compare(name, function, arguments, dtype, close, waits=False):
@@ -65,3 +69,11 @@ for dtype in DTYPES:
     for name, arguments in gradients(rng, dtype):
         by_cpu = name.startswith("wavelet")
         compare(name, getattr(RAW, name), arguments, dtype, close, waits=by_cpu)
+    exact = {"rtol": 0, "atol": 0}
+    arguments = {"offsets": torch.arange(-9, 40), "kind": "db2", "mirrored": True}
+    arguments |= {
+        "scale": torch.tensor([1, 3, 16, 2]).to(dtype),
+        "shift": torch.arange(4).to(dtype),
+    }
+    brings = dtype == DTYPES[0]  # the samples
+    compare("db2", ops.wavelet_table, arguments, dtype, exact, waits=WAIT or brings)
