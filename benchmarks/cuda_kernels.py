@@ -1,4 +1,4 @@
-"""Print the registers, spilled bytes and access widths that nvcc gives each CUDA kernel.
+"""Print the registers, instructions and access widths that nvcc gives each CUDA kernel.
 
 `python -m benchmarks.cuda_kernels` compiles the kernels and prints a table. It needs nvcc, and
 nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the figures for
@@ -25,6 +25,7 @@ from .command import ROOT, Missing, measuring_command
 from .command import table as markdown
 
 ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cuda_archs"])
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?!NOP)")  # NOPs only fill
 ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)")
 # Bytes of an access, by a part of its name; an access without such a part has 4.
 BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
@@ -47,21 +48,23 @@ def _run(*words: str) -> str:
     return done.stdout + done.stderr
 
 
-def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
-    """Return the bytes of each global read ("LDG") and write ("STG"), by kernel."""
+def _instructions(sass: str) -> tuple[dict[str, dict[str, list[int]]], dict[str, int]]:
+    """Return the bytes of each global read (LDG) and write (STG), all instructions, by kernel."""
     widths: dict[str, dict[str, list[int]]] = collections.defaultdict(
         lambda: {"LDG": [], "STG": []}
     )
+    counts: dict[str, int] = collections.Counter()
     kernel = ""
     for line in sass.splitlines():
         label = re.match(r"\s*\.text\.(\w+):", line)
         if label:
             kernel = label[1]
+        counts[kernel] += INSTRUCTION.search(line) is not None
         access = ACCESS.search(line)
         if access:
             sizes = [BYTES[word] for word in access[2].split(".") if word in BYTES]
             widths[kernel][access[1]].append(sizes[0] if sizes else 4)
-    return widths
+    return widths, counts
 
 
 @functools.cache
@@ -75,7 +78,7 @@ def measure(arch: int) -> tuple[dict, ...]:
         source = ("-I", str(ROOT / "csrc"), str(ROOT / "csrc/cuda/kernels.cu"), "-o", cubin)
         options = ("-O3", "-std=c++17", f"-arch=sm_{arch}", "-cubin", "-Xptxas=-v")
         output = _run(programs[0], *options, *source)
-        widths = _widths(_run(programs[1], cubin))
+        widths, counts = _instructions(_run(programs[1], cubin))
     rows = []
     for part in re.split(r"Compiling entry function", output)[1:]:
         name, stores, loads, registers = _properties(part)
@@ -85,6 +88,7 @@ def measure(arch: int) -> tuple[dict, ...]:
                 "arch": arch,
                 "registers": registers,
                 "spilled": stores + loads,
+                "instructions": counts[name],
                 "reads": sorted(set(widths[name]["LDG"])),
                 "writes": sorted(set(widths[name]["STG"])),
             }
@@ -117,12 +121,13 @@ def table(results: dict) -> str:
             f"{row['registers']}" + (f" ({row['spilled']} B spilled)" if row["spilled"] else "")
             for row in rows
         ]
+        cells.append(str(max(row["instructions"] for row in rows)))
         for what in ("reads", "writes"):
             sizes = sorted({size for row in rows for size in row[what]})
             cells.append(", ".join(map(str, sizes)))
         lines.append((f"`{kernel}`", *cells))
-    heads = ("kernel", *(f"sm_{arch}" for arch in archs), "reads", "writes")
-    return markdown(heads, lines, f"l{'r' * len(archs)}l")
+    heads = ("kernel", *(f"sm_{arch}" for arch in archs), "instructions", "reads", "writes")
+    return markdown(heads, lines, f"l{'r' * len(archs)}rl")
 
 
 def measure_all() -> dict:

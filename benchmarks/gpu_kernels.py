@@ -15,7 +15,7 @@ import torch
 import wavepe
 import wavepe.ops as ops
 from torch import Tensor
-from wavepe.ops._relative_bias import on_cuda
+from wavepe.ops._relative_bias import by_product
 
 from .bench_rope import half_split
 from .gpu_measure import UNITS, Check, Place, Triple, short, time_calls, worst
@@ -108,7 +108,7 @@ def _bias(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
     def bias(q: Tensor, p: Tensor, beyond: str) -> Tensor:
         if place.emulated:  # the function that is registered for CUDA
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            return on_cuda(q.to(wide), p.to(wide), 70, -3, beyond).to(q.dtype)
+            return by_product(q.to(wide), p.to(wide), 70, -3, beyond).to(q.dtype)
         return ops.relative_bias(q, p, 70, first=-3, beyond=beyond)
 
     for beyond in ("zero", "edge"):

@@ -48,12 +48,14 @@ needs_tools = pytest.mark.skipif(
 @needs_tools
 @pytest.mark.slow
 @each_arch
-def test_rope_reads_and_writes_whole_words_and_spills_nothing(arch):
+def test_wide_kernels_move_whole_words_and_rope_spills_nothing(arch):
     rows = {row["kernel"]: row for row in cuda_kernels.measure(arch)}
     for dtype in ("f16", "bf16", "f32", "f64"):
         wide = rows[f"rope_{dtype}_wide"]
         assert (wide["reads"], wide["writes"]) == ([16], [16]), wide
         assert wide["spilled"] == rows[f"rope_{dtype}"]["spilled"] == 0
+    for dtype in ("f32", "f64"):
+        assert rows[f"skew_{dtype}_wide"]["writes"] == [16], rows[f"skew_{dtype}_wide"]
 
 
 @needs_tools
@@ -71,11 +73,11 @@ def test_the_composition_of_relative_bias():
         q = torch.from_numpy(rng.normal(size=q_shape))
         p = torch.from_numpy(rng.normal(size=p_shape))
         for beyond in ("zero", "edge"):
-            got = _relative_bias.on_cuda(q, p, 11, -2, beyond)
+            got = _relative_bias.by_product(q, p, 11, -2, beyond)
             want = ops.relative_bias(q, p, 11, first=-2, beyond=beyond)
             torch.testing.assert_close(got, want)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert _relative_bias.on_cuda(q.float(), p.float(), 11).dtype == torch.float32
+        assert _relative_bias.by_product(q.float(), p.float(), 11).dtype == torch.float32
 
 
 CALLS = {

@@ -1,4 +1,6 @@
-"""Programs of torch's own operators alone: `ops.standard_operators`."""
+"""Torch's own operators alone: in programs (`ops.standard_operators`), and on other devices."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from attention_cases import OPTIONS, Shape, soon
 from attention_cases import draw as draw_attention
 from cases import generator
 from op_cases import F32, F64, OPERATORS, tensors_of
+from processes import forked, output
 from wavepe import ops
 
 CASES = [(op, form) for op in OPERATORS.values() for form in op.forms]
@@ -64,3 +67,30 @@ def test_attention(option):
     got, want = program_of(module, tensors)(tensors), module(tensors)
     if not given.get("dropout_p"):  # a program draws a seed of its own
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------ devices without kernels
+
+OTHER = Path(__file__).parent / "other_device_calls.py"
+ON_ROCM = """
+import torch
+torch.version.hip = "7.0"
+import wavepe.ops
+for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+    if name.startswith("wavepe::"):
+        (line,) = [x for x in torch._C._dispatch_dump_table(name).splitlines() if x[:5] == "CUDA:"]
+        print(name, ".py" in line)
+"""
+
+
+@pytest.mark.parametrize("lacks", [[], ["float64"]], ids=str)
+def test_another_kind_of_device(lacks):
+    """As ROCm, MPS, XPU: values and places of results are those of the CPU, and nothing is copied
+    but for tables where float64 is missing."""
+    assert output(OTHER, *lacks, start=forked) == ""
+
+
+def test_rocm_does_not_call_the_driver_of_cuda():
+    lines = output("-c", ON_ROCM, start=forked).splitlines()
+    assert len(lines) > 8, lines
+    assert all(line.endswith("True") for line in lines), lines

@@ -59,15 +59,21 @@ typedef struct {
     int kind, sign;
 } wpe_cuda_wavelet;
 
-/* skew_<dtype>: skewed[i][j] = t[i][i + shift - j], from t (batch, queries, rows) to skewed (batch,
- * queries, keys). Columns outside t count as zero, or as the nearest column.
- * unskew_<dtype>: its transpose, from skewed to t.
- * Requires: both matrices are contiguous. [W][S] */
+/* skew_<dtype>: out[i][j] = in[i][i + shift - j], from rows of `from` elements to rows of `to`, for
+ * each of `queries` rows of each matrix. Elements outside `in` count as zero, or as the nearest
+ * one. With zeros, and the two sizes exchanged, this is its own transpose. skew_<dtype>_wide does
+ * the same with stores of 16 bytes. It also requires: rows of the output are whole words of 16
+ * bytes. unskew_parts_<dtype>: with WPE_EDGE, the sums over the elements of `in` that the transpose
+ * also adds to the first and to the last element of a row of the output: parts (batch, queries,
+ * WPE_CUDA_LANES, 2). unskew_edges_<dtype> then adds them, in order. Requires: all matrices are
+ * contiguous; 2^lanes threads handle a row of skew. [W][S] */
+enum { WPE_CUDA_LANES = 32 };
 typedef struct {
     void *out;
     const void *in;
-    int64_t batch, queries, keys, rows, shift;
-    int beyond;
+    void *parts;
+    int64_t batch, queries, from, to, shift;
+    int beyond, lanes;
 } wpe_cuda_skew;
 
 #endif

@@ -65,17 +65,29 @@ Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first_d
     Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
     if (out.numel() == 0) return out;
     const Tensor from = dense(x);
+    const ScalarType type = x.scalar_type();
+    const int device = x.get_device_index();
     wpe_cuda_skew a{};
     a.out = out.mutable_data_ptr();
     a.in = from.const_data_ptr();
     a.batch = Batch(x, 2).count;
     a.queries = x.size(x.dim() - 2);
-    a.keys = keys;
-    a.rows = rows;
+    a.from = last_size(x);
+    a.to = last_size(out);
     a.shift = keys - a.queries - bounded(first_delta);
-    a.beyond = code;
-    cuda::launch(std::string(transposed ? "unskew" : "skew") + suffix_of(x.scalar_type()),
-                 {a.batch * a.queries * (transposed ? rows : keys)}, &a, x.get_device_index());
+    a.beyond = transposed ? WPE_ZERO : code;
+    const int64_t elements = 16 / item_size(type);
+    const bool wide = a.to % elements == 0;  // an allocation begins at a word
+    const int64_t words = wide ? a.to / elements : a.to;
+    while (int64_t{1} << a.lanes < std::min<int64_t>(words, WPE_CUDA_BLOCK)) a.lanes++;
+    cuda::launch(std::string("skew") + suffix_of(type) + (wide ? "_wide" : ""),
+                 {a.queries << a.lanes, a.batch}, &a, device);
+    if (!transposed || code == WPE_ZERO) return out;
+    Tensor parts = new_result(x, {a.batch, a.queries, WPE_CUDA_LANES, 2});
+    a.parts = parts.mutable_data_ptr();
+    cuda::launch(std::string("unskew_parts") + suffix_of(type),
+                 {a.queries * WPE_CUDA_LANES, a.batch}, &a, device);
+    cuda::launch(std::string("unskew_edges") + suffix_of(type), {a.queries, a.batch}, &a, device);
     return out;
 }
 

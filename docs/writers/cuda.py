@@ -14,5 +14,5 @@ PAGE = Path("docs", "internals", "cuda.md")
 
 def blocks(root: Path) -> dict[str, str]:
     results = kept(root, RESULTS / "cuda-kernels.json", "cuda_kernels")
-    made = f"Registers per thread, and bytes per access. {results['nvcc']}."
-    return {"kernels": f"{cuda_kernels.table(results)}\n\n{made}"}
+    legend = "Registers per thread, the most instructions of an architecture, and bytes per access."
+    return {"kernels": f"{cuda_kernels.table(results)}\n\n{legend} {results['nvcc']}."}

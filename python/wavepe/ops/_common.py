@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
@@ -33,6 +34,7 @@ INTEGERS = (
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_OWN_KERNELS = ("cpu", "meta") if torch.version.hip else ("cpu", "meta", "cuda")
 _SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # a compiler's symbolic numbers
 
 
@@ -65,9 +67,12 @@ def wide(x: torch.Tensor) -> torch.dtype:
 def reduce_angles(angles: torch.Tensor) -> torch.Tensor:
     """Return angles of float64 less whole turns, at most pi in size, in a form that ONNX has.
 
-    Few runtimes have a cosine of float64. A turn is a tensor, because ONNX makes numbers float32.
+    Few runtimes have a cosine of float64. In a program a turn is a tensor, because ONNX makes
+    numbers float32; elsewhere that would be a copy to the device.
     """
-    turn = torch.tensor(2 * math.pi, dtype=torch.float64, device=angles.device)
+    turn: Any = 2 * math.pi
+    if torch.compiler.is_compiling():
+        turn = torch.tensor(turn, dtype=torch.float64, device=angles.device)
     return angles - turn * torch.round(angles / turn)
 
 
@@ -227,6 +232,41 @@ def register_autograd(
     torch.library.register_autograd(
         name, backward, setup_context=setup_context, lib=_guarded_library
     )
+
+
+def register_standard(op: str, function: Callable[..., Any] | None, double: bool = False) -> None:
+    """Let `function` compute an operator on devices without a kernel of wavepe; None: let the CPU.
+
+    `double`: the function needs float64. Where a device lacks it, the CPU computes, too.
+    """
+
+    def kernel(*arguments: Any) -> Any:
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        layouts = {str(x.layout) for x in tensors}
+        device = tensors[0].device
+        dense = layouts == {"torch.strided"} and device.type not in _OWN_KERNELS
+        check(dense, f"{op} takes plain dense tensors, got {', '.join(sorted(layouts))}")
+        if function is not None and (not double or has_float64(device)):
+            return function(*arguments)
+        there = [x.cpu() if isinstance(x, torch.Tensor) else x for x in arguments]
+        results = getattr(torch.ops.wavepe, op)(*there)
+        several = isinstance(results, tuple)
+        return tuple(x.to(device) for x in results) if several else results.to(device)
+
+    library.impl(op, kernel, "CompositeExplicitAutograd")
+    if torch.version.hip:  # ROCm's devices are called "cuda"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            library.impl(op, kernel, "CUDA", allow_override=True)
+
+
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Tell whether a device computes in float64: Apple's do not, and few of Intel's."""
+    try:
+        return torch.ones(1, device=device).double().add(1).dtype == torch.float64
+    except (RuntimeError, TypeError):
+        return False
 
 
 def _has_tangent(x: Any) -> bool:

@@ -18,9 +18,11 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    full_precision,
     integer,
     recorded,
     register_autograd,
+    register_standard,
     report_out_of_memory,
     run_check,
     with_range,
@@ -143,9 +145,9 @@ def _(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor
     return skewed.new_empty((*skewed.shape[:-1], rows))
 
 
-def on_cuda(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
-    """Return relative_bias by torch's matrix product, which is faster than a kernel of our own."""
-    with torch.autocast(q.device.type, enabled=False):  # the caller has already cast
+def by_product(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
+    """Return relative_bias by torch's matrix product, which on a GPU is faster than a fused one."""
+    with full_precision(q.device.type):  # the caller has already cast
         product = _product(q, p, keys, beyond)
     return _SKEW(product, keys, first, beyond)
 
@@ -156,7 +158,8 @@ def _product(q: Tensor, p: Tensor, keys: int, beyond: str) -> Tensor:
     return q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
 
 
-torch.library.impl("wavepe::relative_bias", "cuda", on_cuda)
+torch.library.impl("wavepe::relative_bias", "cuda", by_product)
+register_standard("relative_bias", by_product)
 
 
 # relative_bias(q, p) = skew(q p^T), and skew is linear with unskew as its transpose. So
@@ -209,9 +212,34 @@ register_autograd("relative_bias_unskew", _transposed(_SKEW), _setup_skew)
 
 def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
     """Return `relative_bias` in operators of torch."""
-    m, device = q.shape[-2], q.device
-    delta = torch.arange(m, device=device)[:, None] + (keys - m) - torch.arange(keys, device=device)
-    return take_rows(_product(q, p, keys, beyond), delta - clamped(first), beyond)
+    return _standard_skew(_product(q, p, keys, beyond), keys, first, beyond)
+
+
+def _standard_skew(t: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
+    """Return t[i, delta - first] (..., m, n) from t (..., m, w)."""
+    return take_rows(t, _places(t, keys, first, keys), beyond)
+
+
+def _standard_unskew(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor:
+    """Return the transpose of skew: the sums (..., m, w) over the keys that read each element."""
+    keys = skewed.shape[-1]
+    t = take_rows(skewed, _places(skewed, keys, first, rows), "zero").contiguous()
+    if beyond == "edge":
+        row = _places(skewed, keys, first, keys)
+        t[..., 0] += torch.where(row < 0, skewed, 0.0).sum(-1)
+        t[..., -1] += torch.where(row >= rows, skewed, 0.0).sum(-1)
+    return t
+
+
+def _places(x: Tensor, keys: int, first: int, columns: int) -> Tensor:
+    """Return, for rows i of x, delta - first at the key j (m, columns); or j at delta - first."""
+    m, device = x.shape[-2], x.device
+    delta = torch.arange(m, device=device)[:, None] + (keys - m)
+    return delta - torch.arange(columns, device=device) - clamped(first)
+
+
+register_standard("relative_bias_skew", _standard_skew)
+register_standard("relative_bias_unskew", _standard_unskew)
 
 
 class _Skew(torch.autograd.Function):

@@ -17,6 +17,7 @@ from ._common import (
     library,
     recorded,
     register_autograd,
+    register_standard,
     wide,
 )
 from ._compiler import is_compiling, traced
@@ -245,7 +246,13 @@ def _standard_(x: Tensor, *rest: Any) -> None:
 
 
 def _standard_qk(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
     return _standard(q, *rest), _standard(k, *rest)
+
+
+register_standard("rope", _standard)
+register_standard("rope_", _standard_)
+register_standard("rope_qk", _standard_qk)
 
 
 # ---- derivatives: a rotation is linear, and its transpose is the rotation back ------------------

@@ -21,6 +21,7 @@ from ._common import (
     number,
     recorded,
     reduce_angles,
+    register_standard,
 )
 from ._compiler import is_compiling, traced
 from ._torch_private import below_autograd, transformed
@@ -123,8 +124,10 @@ def _fake(
 
 def _standard(positions: Tensor, inv_freq: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Return `rope_table` in operators of torch."""
+    options += (1.0, "exact", None, torch.float32)[len(options) :]  # torch drops defaults
     _fake(positions, inv_freq, *options)  # checks
     attention_factor, precision, sections, dtype = options
+    dtype = dtype or torch.float32
     sizes = [inv_freq.shape[0]] if sections is None else sections
     if sections is None:
         positions = positions[..., None]
@@ -138,6 +141,9 @@ def _standard(positions: Tensor, inv_freq: Tensor, *options: Any) -> tuple[Tenso
         angles = reduce_angles(angles).float()
     cos, sin = (f(angles) * attention_factor for f in (torch.cos, torch.sin))
     return cos.to(dtype), sin.to(dtype)
+
+
+register_standard("rope_table", _standard, double=True)
 
 
 class _RopeTable(torch.autograd.Function):

@@ -67,7 +67,8 @@ def take_rows(products: Tensor, row: Tensor, beyond: str) -> Tensor:
     """Return products[i, row[i, j]]."""
     w = products.shape[-1]
     if w == 0:
-        return products.sum(-1, keepdim=True)  # zeros, with gradients of the right shapes
+        zeros = products.sum(-1, keepdim=True)  # with gradients of the right shapes
+        return zeros.expand(*products.shape[:-1], row.shape[-1])
     index = row.clamp(0, w - 1).expand(*products.shape[:-1], row.shape[-1])
     taken = products.gather(-1, index)
     return taken if beyond == "edge" else torch.where((row >= 0) & (row < w), taken, 0.0)

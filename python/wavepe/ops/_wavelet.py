@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arrays.wavelet import KINDS, check_kind, sampled_table
+from ..arrays.wavelet_pywt import LARGEST_LEVEL, samples_of
 from ..arrays.wavelet_registered import registered, table_gradients
 from ._common import (
     INTEGERS,
@@ -22,9 +23,12 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    has_float64,
+    in_new_thread,
     not_differentiable,
     reduce_angles,
     register_autograd,
+    register_standard,
     report_out_of_memory,
     wide,
 )
@@ -69,8 +73,9 @@ def wavelet_table(
 
     Notes
     -----
-    Registered wavelets and those of PyWavelets are computed by NumPy, in the operator
-    ``torch.ops.wavepe.sampled_wavelet_table``.
+    Registered wavelets are computed by NumPy, and so are those of PyWavelets for tensors on the
+    CPU. On other devices the latter are gathered from samples of all levels, which the first call
+    brings there; a wrong level or shift gives a column of NaN, and no error.
 
     Examples
     --------
@@ -148,18 +153,17 @@ def _backward_by(gradients: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _standard(
-    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
-) -> Tensor:
+def _standard(offsets: Tensor, scale: Tensor, shift: Tensor, *options: Any) -> Tensor:
     """Return the table of a kind of the C core in operators of torch, as csrc/kernels/psi.h."""
+    options += ("ricker", None)[len(options) :]  # torch drops defaults
+    kind, mirrored = options
     check(
         kind in KINDS,
         f"NumPy computes the wavelet {kind!r}, so a program of standard operators cannot hold it "
         "with scales and shifts that are learned",
     )
     _fake(offsets, scale, shift, kind, mirrored)  # checks
-    t = offsets.double()[:, None]
-    distance = (-t if mirrored or (mirrored is None and kind == "haar") else t) - shift.double()
+    distance = _distance(offsets, shift, mirrored or (mirrored is None and kind == "haar"))
     u = distance / scale.double()
     if kind == "haar":
         u = u if scale.dtype == torch.float64 else u.float()
@@ -175,6 +179,14 @@ def _standard(
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 
 
+def _distance(offsets: Tensor, shift: Tensor, mirrored: bool | None) -> Tensor:
+    """Return t - shift (w, d) in float64."""
+    t = offsets.double()[:, None]
+    return (-t if mirrored else t) - shift.double()
+
+
+register_standard("wavelet_table", _standard, double=True)
+register_standard("wavelet_table_backward", None)
 register_autograd("wavelet_table", _backward_by(_ops.wavelet_table_backward), _setup_wavelet)
 not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
 
@@ -187,9 +199,34 @@ def _sampled(
     offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> Tensor:
     _check_sampled(offsets, scale, shift, kind)
+    if not scale.is_cpu and registered(kind) is None and has_float64(scale.device):
+        return _gathered(offsets, scale, shift, kind, mirrored)
     with _numpy_errors_as_torch():
         table = sampled_table(kind, *_arrays(offsets, scale, shift, mirrored))
     return _like(scale, table)
+
+
+def _gathered(
+    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+) -> Tensor:
+    """Return the table of a wavelet of PyWavelets, on the tensors' device, and wait for nothing."""
+    samples, starts = _all_samples(kind, scale.device)
+    index, wide_scale = _distance(offsets, shift, mirrored), scale.double()
+    known = (wide_scale >= 1) & (wide_scale <= LARGEST_LEVEL) & (wide_scale % 1 == 0)
+    level = torch.where(known, wide_scale, 1.0).long()
+    start = starts[level - 1]
+    inside = (index >= 0) & (index < starts[level] - start)
+    values = torch.where(inside, samples[torch.where(inside, index + start, 0.0).long()], 0.0)
+    return torch.where(known & (shift % 1 == 0), values, math.nan).to(scale.dtype)
+
+
+@functools.lru_cache(maxsize=2)  # a kind may have 100 MB
+def _all_samples(kind: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the samples of all levels in one row, and where each level begins."""
+    levels = [samples_of(kind, level) for level in range(1, LARGEST_LEVEL + 1)]
+    arrays = np.concatenate(levels), np.cumsum([0, *map(len, levels)])
+    samples, starts = in_new_thread(lambda: [torch.from_numpy(x).to(device) for x in arrays])
+    return samples, starts
 
 
 @_sampled.register_fake
