@@ -25,12 +25,6 @@ def set_num_threads(n: int) -> None:
     ----------
     n : int
         Largest number of threads of a call. TypeError unless it is an integer, ValueError below 1.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.set_num_threads(2)
-    >>> wavepe.set_num_threads(1)
     """
     global _count
     _count = checks.integer("n", n, 1)

@@ -23,12 +23,6 @@ class ALiBi(Encoding):
     ----------
     Press et al., "Train short, test long: attention with linear biases enables input length
     extrapolation", ICLR 2022, arXiv 2108.12409.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("alibi").slopes(2)
-    array([0.0625    , 0.00390625])
     """
 
     name = "alibi"

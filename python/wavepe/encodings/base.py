@@ -94,14 +94,7 @@ class Encoding(Methods):
         return combine([(change(part), place) for part, place in self.parts_with_layers])
 
     def at(self, layer: int, layers: int) -> Encoding:
-        """Return the parts of one layer, which is counted from 0; "none" if it has no part.
-
-        Examples
-        --------
-        >>> import wavepe
-        >>> str(wavepe.encoding("rope@::2+wavelet@1::2").at(3, layers=4))
-        'wavelet'
-        """
+        """Return the parts of one layer, which is counted from 0; "none" if it has no part."""
         layers = checks.integer("layers", layers, 1)
         if checks.integer("layer", layer, 0) >= layers:
             raise ValueError(f"layer must be below layers={layers}, got {layer}")

@@ -29,13 +29,6 @@ class FoX(Encoding):
     ----------
     Lin et al., "Forgetting transformer: softmax attention with a forget gate", ICLR 2025,
     arXiv 2503.02130.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> fox = wavepe.encoding("fox")
-    >>> {name: x.shape for name, x in fox.parameters(head_dim=8, heads=2, dim=16).items()}
-    {'f_proj': (2, 16), 'f_bias': (2,)}
     """
 
     name = "fox"

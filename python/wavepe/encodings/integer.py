@@ -18,13 +18,6 @@ class Integer(Encoding):
     """Add the position to every component of the token embedding.
 
     The values have no bound. This encoding is a baseline for comparisons.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("integer").absolute([0, 1], 2)
-    array([[0., 0.],
-           [1., 1.]])
     """
 
     name = "integer"

@@ -46,12 +46,6 @@ class Query(NamedTuple):
         The vector that is added to the queries for the table. None adds nothing.
     projection : Tensor (heads, head_dim, columns), optional
         The matrix W of each head, for a table of so many columns. None is the identity.
-
-    Examples
-    --------
-    >>> from wavepe.encodings import Query
-    >>> Query(u=[[0.5, 0.0]]).projection is None
-    True
     """
 
     u: Tensor | None = None

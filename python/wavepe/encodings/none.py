@@ -12,12 +12,6 @@ class NoPE(Encoding):
     """Use no position encoding: score = q.k / sqrt(d), with q and k unchanged.
 
     It is the control in comparisons of encodings. All methods raise NotImplementedError.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("none").terms
-    ()
     """
 
     name = "none"

@@ -19,13 +19,6 @@ class Normalised(Encoding):
 
     The length is that of the current sequence, so values stay below 1. But the vector of a
     position changes with the length. So a model cannot continue from cached keys and values.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("normalised").absolute([0, 1], 2, length=4)
-    array([[0.  , 0.  ],
-           [0.25, 0.25]])
     """
 
     name = "normalised"

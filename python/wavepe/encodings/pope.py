@@ -34,12 +34,6 @@ class PoPE(Encoding):
     ----------
     Gopalakrishnan et al., "Decoupling the what and where with polar coordinate positional
     embeddings", 2025, arXiv 2509.10534.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("pope").parameters(head_dim=8, heads=2)["delta"].shape
-    (2, 8)
     """
 
     name = "pope"

@@ -78,12 +78,6 @@ def known_encodings() -> tuple[str, ...]:
     Returns
     -------
     names : tuple of str
-
-    Examples
-    --------
-    >>> from wavepe.encodings import known_encodings
-    >>> "wavelet" in known_encodings()
-    True
     """
     return tuple(known)
 

@@ -38,13 +38,6 @@ class Relative(Encoding):
     References
     ----------
     Thinking Machines, Inkling, 2026; `InklingRelativeLogits` of transformers.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> relative = wavepe.encoding("relative:extent=64,rank=4")
-    >>> {name: x.shape for name, x in relative.parameters(head_dim=8, heads=2, dim=16).items()}
-    {'r_proj': (2, 4, 16), 'table': (64, 4)}
     """
 
     name = "relative"

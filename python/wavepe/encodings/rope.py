@@ -107,13 +107,6 @@ class RoPE(Encoding):
     arXiv 2104.09864. fraction: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
     inference_theta: Oka et al., "Frequency Bands in RoPE", ICLR 2026. self_extend: Jin et al.,
     "LLM maybe LongLM", ICML 2024, arXiv 2401.01325.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> cos, sin = wavepe.encoding("rope:theta=500000").rope_table(range(10), head_dim=16)
-    >>> cos.shape
-    (10, 8)
     """
 
     name = "rope"

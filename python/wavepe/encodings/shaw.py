@@ -37,12 +37,6 @@ class Shaw(Encoding):
     ----------
     Shaw et al., "Self-attention with relative position representations", NAACL 2018,
     arXiv 1803.02155.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("shaw:clip=4").parameters(head_dim=16, heads=2)["table"].shape
-    (9, 16)
     """
 
     name = "shaw"

@@ -35,12 +35,6 @@ class Sink(Encoding):
     ----------
     OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, arXiv 2508.10925; Xiao et al., "Efficient
     streaming language models with attention sinks", ICLR 2024, arXiv 2309.17453.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("sink").parameters(head_dim=8, heads=2)
-    {'sinks': array([0., 0.])}
     """
 
     name = "sink"

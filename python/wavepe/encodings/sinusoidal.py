@@ -35,13 +35,6 @@ class Sinusoidal(Encoding):
     Vaswani et al., "Attention is all you need", NeurIPS 2017, arXiv 1706.03762. LRPE and LDPE:
     Takase and Okazaki, "Positional encoding to control output sequence length", NAACL 2019,
     arXiv 1904.07418.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("sinusoidal").absolute([0, 1], 4).round(4)
-    array([[0.    , 1.    , 0.    , 1.    ],
-           [0.8415, 0.5403, 0.01  , 1.    ]])
     """
 
     name = "sinusoidal"

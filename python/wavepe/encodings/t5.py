@@ -42,12 +42,6 @@ class T5(Encoding):
     ----------
     Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
     transformer", JMLR 2020, arXiv 1910.10683.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("t5:buckets=8").parameters(head_dim=16, heads=2)["b"].shape
-    (2, 8)
     """
 
     name = "t5"

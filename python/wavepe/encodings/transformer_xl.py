@@ -40,13 +40,6 @@ class TransformerXL(Encoding):
     ----------
     Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context",
     ACL 2019, arXiv 1901.02860.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> p, first, beyond = wavepe.encoding("transformer_xl:biases=false").table(10, head_dim=16)
-    >>> p.shape
-    (10, 16)
     """
 
     name = "transformer_xl"

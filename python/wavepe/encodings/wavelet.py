@@ -89,13 +89,6 @@ class Wavelet(Encoding):
     ----------
     Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
     arXiv 2502.02004.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> p, first, beyond = wavepe.encoding("wavelet:scales=4").table(10, head_dim=16)
-    >>> p.shape, first, beyond
-    ((10, 16), 0, 'zero')
     """
 
     name = "wavelet"

@@ -25,12 +25,6 @@ class Window(Encoding):
     References
     ----------
     Beltagy et al., "Longformer: the long-document transformer", 2020, arXiv 2004.05150.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> wavepe.encoding("rope+window:size=128").window
-    128
     """
 
     name = "window"

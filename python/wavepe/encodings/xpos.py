@@ -45,12 +45,6 @@ class XPos(Encoding):
     References
     ----------
     Sun et al., "A length-extrapolatable transformer", ACL 2023, arXiv 2212.10554.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> str(wavepe.encoding("xpos:scale_base=256"))
-    'xpos:scale_base=256'
     """
 
     name = "xpos"

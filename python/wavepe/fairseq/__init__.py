@@ -24,11 +24,6 @@ def register() -> None:
     ------
     ImportError
         fairseq or torch is missing. The message says how to install it.
-
-    Examples
-    --------
-    >>> import wavepe.fairseq
-    >>> wavepe.fairseq.register()  # doctest: +SKIP
     """
     from .model import register as register_now
 

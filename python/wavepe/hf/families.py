@@ -143,12 +143,6 @@ def supported_families() -> dict[str, str]:
     dict of str to str
         model_type of transformers, such as "llama", -> the features of the family that stay as they
         are; an empty text if only the weights do.
-
-    Examples
-    --------
-    >>> import wavepe.hf
-    >>> wavepe.hf.supported_families()["mistral"]
-    'the sliding window'
     """
     return {kind: family.unchanged for kind, family in FAMILIES.items()}
 

@@ -110,14 +110,6 @@ class RelativeTable:
         The head size d.
     heads : int or None
         The number of heads H; None if all heads use the same rows.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> from wavepe import ops
-    >>> table = ops.RelativeTable(*wavepe.encoding("wavelet").table(1000, 64))
-    >>> table.heads is None, table.beyond
-    (True, 'zero')
     """
 
     first: int

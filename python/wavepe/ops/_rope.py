@@ -95,15 +95,6 @@ def rope_(
     ------
     RuntimeError
         As in `rope`; also if x requires grad, under torch.func and in forward mode.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wavepe import ops
-    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
-    >>> x = torch.randn(10, 4)
-    >>> ops.rope_(x, cos, sin) is x
-    True
     """
     check_tensors(x=x, cos=cos, sin=sin)
     compiling = is_compiling()
@@ -151,13 +142,6 @@ def rope_qk(
     ------
     RuntimeError
         As in `rope`; also if q and k have different dtypes.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wavepe import ops
-    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
-    >>> q, k = ops.rope_qk(torch.randn(2, 4, 10, 4), torch.randn(2, 1, 10, 4), cos, sin)
     """
     if not (type(q) is type(k) is type(cos) is type(sin) is Tensor):
         check_tensors(q=q, k=k, cos=cos, sin=sin)
