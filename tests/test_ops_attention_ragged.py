@@ -28,7 +28,7 @@ from tensors import of_transforms, threads
 
 pytestmark = of_transforms
 SHAPE = Shape(1, 4, 2, 0, 0, 24, 17)  # lengths are those of the requests
-ONES = [(1, n) for n in (65, 0, 1, 2, 63, 64, 300, 1537, 193)]  # queries and keys of each request
+ONES = [(1, n) for n in (65, 0, 1, 2, 63, 64, 300, 1537, 193, 1600)]  # (queries, keys) of each
 MIXED = [(0, 0), (17, 17), (1, 70), (5, 3), (0, 9), (100, 230), (16, 400), (2, 0), (1, 1), (3, 3)]
 REFUSED = ("offset", "key_mask", "segments", "mask", "dropout_p")
 T, ones, EYE, BIG = torch.tensor, torch.ones, torch.eye, 2**62

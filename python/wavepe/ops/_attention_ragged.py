@@ -19,8 +19,8 @@ _RAGGED = torch.ops.wavepe.attention_ragged.default
 # The arguments that all requests share, without p.
 _OPTIONS = ("first", "beyond", "slopes", "causal", "window", "softcap", "scale", "bias",
             "bias_first", "bias_beyond", "sinks")  # fmt: skip
-Requests = tuple[Any, Any, Any]  # the arguments of these names; the last one may be None
 NAMES = ("cu_seqlens_q", "cu_seqlens_k", "block_table")
+Requests = tuple[Any, Any, Any]  # the arguments of these names
 
 
 def attend_requests(
@@ -47,14 +47,14 @@ def _one_by_one(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the results of `attend` for each request, one behind the other."""
     _fake(*requests, *call)
-    hosts: list[Any] = [None if x is None else x.cpu() for x in requests]
-    queries, keys, pages = hosts
+    queries, keys = (x.cpu() for x in requests[:2])
+    pages = None if requests[2] is None else requests[2].cpu()
     empty = (torch.empty((x.shape[0], 0, *x.shape[2:]), dtype=x.dtype) for x in call[:3])
     _RAGGED(queries, keys, pages, *empty)  # without heads it only checks the values of `requests`
     options = {name: getattr(call, name) for name in _OPTIONS} | {"p": table}
     if isinstance(table, RelativeTable):
         options |= {"first": 0, "beyond": "zero"}
-    starts = [x.tolist() * (1 + (len(x) == 1)) for x in (queries, keys)]  # [0]: an empty request
+    starts = [x.tolist() * (1 + (len(x) == 1)) for x in (queries, keys)]  # [0]: an empty one
     results = []
     for r in range(len(starts[0]) - 1):
         of_q, of_k = (slice(*x[r : r + 2]) for x in starts)
@@ -67,7 +67,7 @@ def _one_by_one(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _gathered(x: Tensor, block_table: Tensor | None, r: int, of_k: slice) -> Tensor:
+def _gathered(x: Tensor, block_table: Any, r: int, of_k: slice) -> Tensor:
     """Return the keys of request r, (1, Hk, n, d)."""
     if block_table is None:
         return x[:, :, of_k]
@@ -112,10 +112,8 @@ def _fake(q_starts: Tensor, k_starts: Tensor, block_table: Tensor | None, *rest:
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(
-        "wavepe: attention_ragged has no gradient in a compiled program: compile it under "
-        "torch.no_grad(), or call attention for each request"
-    )
+    what = "compile it under torch.no_grad(), or call attention for each request"
+    raise RuntimeError(f"wavepe: attention_ragged has no gradient in a compiled program: {what}")
 
 
 torch.library.register_autograd("wavepe::attention_ragged", _refuse)
