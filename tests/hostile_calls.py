@@ -234,8 +234,8 @@ ops.attention(T(2, 4, 3, 8), T(2, 2, 5, 8), T(2, 2, 5, 6), mask=T(2, 1, 3, 5) > 
 ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), p=ops.relative_table(T(7, 8)))
 ops.attention(T(1, 4, 2, 8), T(1, 2, 4, 8), T(1, 2, 4, 6), p=T(7, 8), \
 cu_seqlens_q=torch.arange(3), cu_seqlens_k=torch.arange(0, 5, 2))
-ops.attention(T(1, 4, 2, 8), T(3, 2, 2, 8), T(3, 2, 2, 6), window=3, \
-cu_seqlens_q=torch.arange(3), cu_seqlens_k=torch.arange(0, 5, 2), block_table=torch.arange(2)[:, None])
+ops.attention(T(1, 4, 2, 8), T(3, 2, 2, 8), T(3, 2, 2, 6), cu_seqlens_q=torch.arange(3), \
+cu_seqlens_k=torch.arange(0, 5, 2), block_table=torch.arange(2)[:, None])
 ops.merge_attention(T(2, 3, 4), T(2, 3))
 ops.merge_attention([T(3, 4), T(3, 4)], [T(3), T(3)])
 ops.relative_bias(T(2, 3, 4), T(5, 4), 6, first=-1, beyond='edge')

@@ -276,15 +276,16 @@ void check_ints(const char *name, const Tensor &x, int64_t dim, const char *shap
     WPE_CHECK(x.dim() == dim, name, " must be ", shape, ", got ", shape_of(x));
 }
 
-// Check the numbers of cu_seqlens. A tensor of stride 0 repeats the first one.
-void check_starts(const char *name, const Tensor &x) {
-    const Integers starts(x);
-    const int64_t count = x.stride(0) ? x.size(0) : 1;
-    WPE_CHECK(starts.at(0) == 0, name, " must begin with 0, got ", starts.at(0));
-    for (int64_t r = 1, before = 0, next; r < count; r++, before = next) {
-        next = starts.at(r * starts.stride(0));
-        WPE_CHECK(before <= next, name, " must not decrease, got ", next, " after ", before);
-    }
+// Return the numbers of cu_seqlens. A tensor of stride 0 has one.
+std::vector<int64_t> read_starts(const char *name, const Tensor &x) {
+    const Integers from(x);
+    std::vector<int64_t> starts(x.stride(0) ? x.size(0) : 1);
+    for (size_t r = 0; r < starts.size(); r++) starts[r] = from.at((int64_t)r * from.stride(0));
+    WPE_CHECK(starts[0] == 0, name, " must begin with 0, got ", starts[0]);
+    for (size_t r = 1; r < starts.size(); r++)
+        WPE_CHECK(starts[r - 1] <= starts[r], name, " must not decrease, got ", starts[r],
+                  " after ", starts[r - 1]);
+    return starts;
 }
 
 // Return the pages of a request, whose numbers a table (R, P) holds.
@@ -308,26 +309,25 @@ std::vector<int64_t> read_pages(const Integers &table, const Tensor &block_table
 std::vector<Request> read_requests(const Tensor &q, const Tensor &k, const Tensor &cu_seqlens_q,
                                    const Tensor &cu_seqlens_k,
                                    const std::optional<Tensor> &block_table) {
-    check_starts("cu_seqlens_q", cu_seqlens_q);
-    check_starts("cu_seqlens_k", cu_seqlens_k);
-    const Integers queries(cu_seqlens_q), keys(cu_seqlens_k),
-        table(block_table ? *block_table : cu_seqlens_k);
-    const auto start = [](const Integers &x, int64_t r) { return x.at(r * x.stride(0)); };
-    const int64_t count = cu_seqlens_q.size(0) - 1;
-    WPE_CHECK(start(queries, count) == q.size(2), "cu_seqlens_q must end with the ", q.size(2),
-              " queries of q, got ", start(queries, count));
-    WPE_CHECK(block_table || start(keys, count) == k.size(2), "cu_seqlens_k must end with the ",
-              k.size(2), " keys of k, got ", start(keys, count));
-    const bool all_empty = !queries.stride(0) && !keys.stride(0);
+    const std::vector<int64_t> queries = read_starts("cu_seqlens_q", cu_seqlens_q),
+                               keys = read_starts("cu_seqlens_k", cu_seqlens_k);
+    WPE_CHECK(queries.back() == q.size(2), "cu_seqlens_q must end with the ", q.size(2),
+              " queries of q, got ", queries.back());
+    WPE_CHECK(block_table || keys.back() == k.size(2), "cu_seqlens_k must end with the ", k.size(2),
+              " keys of k, got ", keys.back());
+    const Integers table(block_table ? *block_table : cu_seqlens_k);
+    const auto start = [](const std::vector<int64_t> &x, size_t r) {
+        return x[std::min(r, x.size() - 1)];
+    };
     std::vector<Request> requests;
-    for (int64_t r = 0; r < (all_empty ? 0 : count); r++) {
+    for (size_t r = 0; r + 1 < std::max(queries.size(), keys.size()); r++) {
         Request request{};
         request.first_query = start(queries, r);
         request.queries = start(queries, r + 1) - request.first_query;
         const int64_t first_key = start(keys, r);
         request.keys = start(keys, r + 1) - first_key;
         if (block_table)
-            request.pages = read_pages(table, *block_table, k, r, request.keys);
+            request.pages = read_pages(table, *block_table, k, (int64_t)r, request.keys);
         else
             request.first_key = first_key;
         if (request.queries) requests.push_back(std::move(request));

@@ -24,7 +24,7 @@ from ._attention_in_graph import (
     wanted_gradients,
 )
 from ._attention_masked import can_mask, masked
-from ._attention_ragged import Requests, attend_requests
+from ._attention_ragged import attend_requests
 from ._common import (
     FLOATS,
     autocast_enabled,
@@ -235,7 +235,7 @@ def attention(
         segments, mask, dropout_p, seed, zones or None, bias, bias_first, bias_beyond, sinks,
     )  # fmt: skip
     if not (cu_seqlens_q is cu_seqlens_k is block_table is None):
-        requests = Requests(cu_seqlens_q, cu_seqlens_k, block_table)
+        requests = (cu_seqlens_q, cu_seqlens_k, block_table)
         one = functools.partial(attention, return_lse=return_lse)
         return attend_requests(requests, Arguments(*arguments), table, return_lse, one)
     missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,14 +19,8 @@ _RAGGED = torch.ops.wavepe.attention_ragged.default
 # The arguments that all requests share, without p.
 _OPTIONS = ("first", "beyond", "slopes", "causal", "window", "softcap", "scale", "bias",
             "bias_first", "bias_beyond", "sinks")  # fmt: skip
-
-
-class Requests(NamedTuple):
-    """Where the tokens of R requests lie: cu_seqlens (R + 1) and, with pages, a table (R, P)."""
-
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k: Tensor | None
-    block_table: Tensor | None
+NAMES = ("cu_seqlens_q", "cu_seqlens_k", "block_table")
+Requests = tuple[Any, Any, Any]  # the arguments of these names
 
 
 def attend_requests(
@@ -35,8 +29,7 @@ def attend_requests(
     """Return attention of all requests; `attend` computes one alone, with `table` as its p."""
     queries, keys, pages = requests
     if not (type(queries) is type(keys) is Tensor and (pages is None or type(pages) is Tensor)):
-        tensors: dict[str, Any] = requests._asdict()
-        check_tensors(**{n: x for n, x in tensors.items() if n != "block_table" or x is not None})
+        check_tensors(**dict(zip(NAMES[: 2 + (pages is not None)], requests, strict=False)))
     compiling = is_compiling()
     if compiling and wants_standard():
         check(False, "operators of torch alone cannot express attention with cu_seqlens")
@@ -54,14 +47,14 @@ def _one_by_one(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the results of `attend` for each request, one behind the other."""
     _fake(*requests, *call)
-    hosts: Any = [None if x is None else x.cpu() for x in requests]
-    queries, keys, pages = hosts
+    queries, keys = (x.cpu() for x in requests[:2])
+    pages = None if requests[2] is None else requests[2].cpu()
     empty = (torch.empty((x.shape[0], 0, *x.shape[2:]), dtype=x.dtype) for x in call[:3])
     _RAGGED(queries, keys, pages, *empty)  # without heads it only checks the values of `requests`
     options = {name: getattr(call, name) for name in _OPTIONS} | {"p": table}
     if isinstance(table, RelativeTable):
         options |= {"first": 0, "beyond": "zero"}
-    starts = [x.tolist() * (1 + (len(x) == 1)) for x in (queries, keys)]  # [0]: an empty request
+    starts = [x.tolist() * (1 + (len(x) == 1)) for x in (queries, keys)]  # [0]: an empty one
     results = []
     for r in range(len(starts[0]) - 1):
         of_q, of_k = (slice(*x[r : r + 2]) for x in starts)
@@ -74,7 +67,7 @@ def _one_by_one(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _gathered(x: Tensor, block_table: Tensor | None, r: int, of_k: slice) -> Tensor:
+def _gathered(x: Tensor, block_table: Any, r: int, of_k: slice) -> Tensor:
     """Return the keys of request r, (1, Hk, n, d)."""
     if block_table is None:
         return x[:, :, of_k]
@@ -90,9 +83,11 @@ def _fake(q_starts: Tensor, k_starts: Tensor, block_table: Tensor | None, *rest:
     if not (call.key_mask is call.segments is call.mask is call.offset is None) or call.dropout_p:
         text = "with cu_seqlens each request sees its own keys up to its last one: leave out "
         check(False, text + "offset, key_mask, segments, mask and dropout_p")
-    for name, x in zip(Requests._fields, (*starts, block_table), strict=True):
+    for name, x in zip(NAMES, (*starts, block_table), strict=True):
         if x is not None:
             check_dtype(name, x, INTEGERS)
+            if x.device != q.device and not x.is_cpu:
+                check(False, f"{name} must be on the CPU or {q.device}, got {x.device}")
     one = q_starts.dim() == k_starts.dim() == 1 and holds(q_starts.shape[0] > 0)
     if not (one and holds(q_starts.shape[0] == k_starts.shape[0])):
         both = "cu_seqlens_q and cu_seqlens_k must be (R + 1) for R requests"
@@ -117,10 +112,8 @@ def _fake(q_starts: Tensor, k_starts: Tensor, block_table: Tensor | None, *rest:
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(
-        "wavepe: attention_ragged has no gradient in a compiled program: compile it under "
-        "torch.no_grad(), or call attention for each request"
-    )
+    what = "compile it under torch.no_grad(), or call attention for each request"
+    raise RuntimeError(f"wavepe: attention_ragged has no gradient in a compiled program: {what}")
 
 
 torch.library.register_autograd("wavepe::attention_ragged", _refuse)
