@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import groupby
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,14 @@ class Section:
     draw: Callable[[Path], Any] | None = None
 
 
-def report_text(
-    results: Mapping[str, Any], shown: Iterable[tuple[str, Section]], *, pictures: bool
-) -> str:
-    """Return the tables of all parts as Markdown, with the pictures or without."""
-    text = ["# Comparison of position encodings\n"]
-    for part, listed in groupby(shown, lambda pair: pair[0]):
-        text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
-        for _, section in listed:
-            table = markdown_rows("encoding", section.headings, section.rows)
-            text.append(f"## {section.title}\n\n{table}")
-            if section.draw and pictures:
-                text.append(f"![{section.title}]({Path(part, section.picture)})\n")
+def report_text(results: Mapping[str, Any], shown: Sequence[Section], *, pictures: bool) -> str:
+    """Return all tables as Markdown, with the pictures or without."""
+    text = ["# Comparison of position encodings\n", _facts(results)]
+    for section in shown:
+        table = markdown_rows("encoding", section.headings, section.rows)
+        text.append(f"## {section.title}\n\n{table}")
+        if section.draw and pictures:
+            text.append(f"![{section.title}]({section.picture})\n")
     return "\n".join(text)
 
 
