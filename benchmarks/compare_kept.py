@@ -24,7 +24,7 @@ ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "
 
 
 def keep_results(folder: Path, target: Path, name: str, add: bool = False) -> None:
-    """Keep the results of a comparison, one file for each of its parts.
+    """Keep the results of a comparison, or of each comparison in a folder of several.
 
     With `add` they join what is kept: the same comparison with other rows, or with newer ones.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
-from wavepe.experiments.tables import GAP, columns, groups, wrapped
+from wavepe.experiments.tables import GAP, columns, groups
 
 _COLUMNS = (
     "size",
@@ -18,6 +19,13 @@ _COLUMNS = (
     "rate",
     "share",
 )
+
+
+def wrapped(text):
+    """Wrap a line to the terminal."""
+    width = columns()
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return text if width is None else textwrap.fill(text, width, **options)
 
 
 def print_report(results: dict, with_rivals: bool = False) -> None:

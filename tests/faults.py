@@ -31,7 +31,7 @@ FAULTS = {
     "SIGHUP": -signal.SIGHUP, "SIGKILL": -signal.SIGKILL,
 }  # fmt: skip
 # compare, and with all that it can write; convert, by what becomes of weights
-CASES = ("compare", "parts", "copied", "rewritten", "bin")
+CASES = ("compare", "tuned", "copied", "rewritten", "bin")
 TINY = (
     "--steps 4 --save-every 2 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 "
     "--head-dim 6 --eval-bytes 64 --threads 1"
@@ -93,14 +93,14 @@ def prepared(case, place):
     """Return the arguments of the command, and the folder that it writes to."""
     place, out = Path(place, "in"), Path(place, "out")
     place.mkdir()
-    if case in ("compare", "parts"):
+    if case in ("compare", "tuned"):
         text = place / "text"
         text.write_text("".join(f"line {i * i % 997} of a text\n" for i in range(99)))
         words = ["compare", *TINY.split(), "--data", str(text), "--out", str(out / "run")]
         specs = ["none", "rope", "rope:inference_theta=scaled"]
         if case == "compare":
             return [*words, "--encodings", *specs], out
-        words += ["--preset", "two", "--finetune", "32", "--finetune-steps", "2", "--keep", "1"]
+        words += ["--finetune", "32", "--finetune-steps", "2", "--keep", "1"]
         return [*words, "--protocols", "whole", "blocks", "--encodings", "none", "rope/none"], out
     import safetensors.torch
     import torch
@@ -222,9 +222,7 @@ def main():
     import matplotlib.pyplot  # noqa: F401 (before the forks: once)
     import wavepe.hf  # noqa: F401
     from wavepe.experiments import comparison, progress, report  # noqa: F401
-    from wavepe.experiments.presets import PRESETS, Preset
 
-    PRESETS["two"] = Preset("", {}, parts={"a": {}, "b": {"bands": False}})
     count = collections.Counter()
     for case in given.cases.split(","):
         writes, runs, failed = sweep(case, given.faults.split(","), given.every, given.at)

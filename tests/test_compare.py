@@ -157,25 +157,6 @@ def test_a_task_is_compared(tmp_path, capsys):
         assert f"({form}: " in capsys.readouterr().out
 
 
-def test_a_grid_is_a_folder_for_each_part(tmp_path, capsys):
-    """Its options but the text's are the preset's: here they are made small."""
-    options = ("--preset", "tasks", "--train-length", "96", "--lengths", "96")
-    assert compare(tmp_path, *options, specs=["none"]) == 0
-    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert folders == ["keys", "needle", "tracking"]
-    report = (tmp_path / "report.md").read_text()
-    for name in folders:
-        assert f"# {name}\n" in report
-        assert f"({name}/accuracy.png)" in report
-        assert (tmp_path / name / "accuracy.png").exists()
-        assert results(tmp_path / name)["environment"]["complete"]
-    capsys.readouterr()
-    assert compare(tmp_path, *options, "--quiet", specs=["none"]) == 0
-    assert capsys.readouterr().err == ""
-    message = refused(capsys, tmp_path, *options, "--steps", "7", specs=["none"])
-    assert "steps 6 there, 7 here" in message
-
-
 # ------------------------------------------------------------------ training goes on, protocols
 
 GOING_ON = ["none", "rope", "rope/rope:type=yarn,factor=2", "none/shaw:clip=2"]

@@ -21,20 +21,17 @@ from wavepe.common.labels import fold
 from wavepe.experiments import report
 from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
-from wavepe.experiments.settings import Protocol, Row, Settings, comparisons, hints
+from wavepe.experiments.settings import Protocol, Row, Settings, chosen_settings, hints
 
 OPTIONS = ("encodings", "preset", *DEFAULTS, *MODELS["tiny"])
 
 
-def parsed(*words):
-    """The settings of each part, of these words."""
+def settings(*words):
+    """The settings of these words."""
     parser = argparse.ArgumentParser()
     compare.add_arguments(parser)
-    return comparisons({k: v for k, v in vars(parser.parse_args(words)).items() if k in OPTIONS})
-
-
-def settings(*words):
-    return parsed(*words)[""]
+    options = vars(parser.parse_args(words)).items()
+    return chosen_settings({k: v for k, v in options if k in OPTIONS})
 
 
 @pytest.mark.parametrize(
@@ -82,16 +79,13 @@ def test_protocols(text, name, options):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_comparison(name):
-    parts = parsed("--preset", name)
-    assert list(parts) == list(PRESETS[name].parts)
-    for part in parts.values():
-        assert part.seeds >= (2 if name == "larger" else 3)  # hours of two cores
-        assert max(part.lengths) >= 8 * part.train_length
-        assert part.models
-        assert Settings.from_dict(asdict(part)) == part
-    few = parsed("--preset", name, "--seeds", "1", "--encodings", "rope", "--lengths", "512")
-    for part in few.values():
-        assert (part.seeds, part.encodings, part.lengths) == (1, ("rope",), (512,))
+    whole = settings("--preset", name)
+    assert whole.seeds >= (2 if name == "larger" else 3)  # hours of two cores
+    assert max(whole.lengths) >= 8 * whole.train_length
+    assert whole.models
+    assert Settings.from_dict(asdict(whole)) == whole
+    few = settings("--preset", name, "--seeds", "1", "--encodings", "rope", "--lengths", "512")
+    assert (few.seeds, few.encodings, few.lengths) == (1, ("rope",), (512,))
 
 
 def test_rows_follow_the_trained_length():
@@ -178,8 +172,6 @@ NO_PROTOCOLS = {
         (["--bands", "--encodings", "rope/alibi", "none"], "that is evaluated with a rotar"),
         (["--bands", "--encodings", "rope", "rope:theta=1"], "bases above 1, got rope:theta=1"),
         (["--bands", "--lengths", "64"], "at least the trained length, 128"),
-        (["--preset", "bands", "--train-length", "64"], "--train-length: --preset bands compares"),
-        (["--preset", "tasks", "--task", "keys"], "--task: --preset tasks compares several"),
     ],
 )
 def test_what_does_not_go_together(words, message):
@@ -398,8 +390,8 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
 def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report([4], quiet=False, part="keys") as progress:
+    with Report([4], quiet=False) as progress:
         progress.doing(0, "none")
         progress.step(0, 2, 5.5)
-    assert sys.stderr.getvalue().startswith("[keys 1/1] none: step 2 of 4, loss 5.500")
+    assert sys.stderr.getvalue().startswith("[1/1] none: step 2 of 4, loss 5.500")
     assert "\x1b" not in sys.stderr.getvalue()

@@ -11,7 +11,13 @@ from processes import forked
 EVERY = [("copied", 59)]  # a fault at each write with this distance
 EVERY += [
     pytest.param(*each, marks=pytest.mark.slow)
-    for each in (("compare", 17), ("parts", 121), ("copied", 11), ("rewritten", 11), ("bin", 11))
+    for each in (
+        ("compare", 17),
+        ("tuned", 61),
+        ("copied", 11),
+        ("rewritten", 11),
+        ("bin", 11),
+    )
 ]
 pytestmark = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="faults.c is for Linux"

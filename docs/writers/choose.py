@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import NamedTuple
 
 import wavepe
 from wavepe.encodings.methods import initial_parameters
-from wavepe.experiments.report import lookup
 
 from benchmarks.command import RESULTS, Missing, table
 from benchmarks.real_model import TRAINED_LENGTH
@@ -51,7 +52,7 @@ def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
     def mean(row: str, factor: int) -> str:
         length = str(results["train_length"] * factor)
         runs = [run for run in results["runs"] if run["encoding"] == row]
-        figures = [lookup(run, keys or ("perplexity",))[length] for run in runs]
+        figures = [reduce(getitem, keys or ("perplexity",), run)[length] for run in runs]
         return f"{statistics.fmean(figures):.2f}"
 
     return mean

@@ -82,11 +82,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the logits of the last `count` tokens, (B, count, vocabulary)."""
-    return outputs(model, ids, count).logits[:, -count:]
-
-
 def outputs(model: torch.nn.Module, ids: torch.Tensor, count: int, **options: Any) -> Any:
     """Return what the model returns, with the logits of the last `count` tokens.
 

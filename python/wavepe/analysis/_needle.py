@@ -21,7 +21,7 @@ from ._models import (
     check_tokens,
     device_of,
     evaluating,
-    last_logits,
+    outputs,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -150,8 +150,11 @@ class _Text:
             raise TypeError(f"haystack must be a str or bytes, got {type(haystack).__name__}")
         if haystack == "":
             raise ValueError("haystack must be a text, got an empty one")
-        prose = haystack is not None or form != "pairs"
-        self.sentences = _sentences(haystack or FILLER) if prose else None
+        self.sentences = None
+        if haystack is not None or form != "pairs":
+            cut = re.split(r"(?<=\n)|(?<=[.!?] )", haystack or FILLER)
+            starts = [(x, first) for x in cut for first in range(0, len(x), _PIECE)]
+            self.sentences = [x[first : first + _PIECE] for x, first in starts]
         self.begin = [] if tokenizer is None else _prefix(tokenizer)
 
     def ids(self, text: str) -> list[int]:
@@ -228,14 +231,6 @@ def _pairs(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-def _sentences(text: str) -> list[str]:
-    """Cut a text after each sentence and each line."""
-    pieces = re.split(r"(?<=\n)|(?<=[.!?] )", text)
-    return [
-        piece[first : first + _PIECE] for piece in pieces for first in range(0, len(piece), _PIECE)
-    ]
-
-
 Trial = tuple[list[int], list[int]]
 
 
@@ -257,5 +252,6 @@ def _count_right(model: torch.nn.Module, batch: list[Trial]) -> int:
 
     answers = torch.tensor([answer for _, answer in batch])
     ids = torch.tensor([[*context, *answer] for context, answer in batch]).to(device_of(model))
-    guessed = last_logits(model, ids[:, :-1], answers.shape[1]).argmax(dim=-1).cpu()
+    count = answers.shape[1]
+    guessed = outputs(model, ids[:, :-1], count).logits[:, -count:].argmax(dim=-1).cpu()
     return int((guessed == answers).all(dim=1).sum())

@@ -30,16 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     results = compare(**given(args, compare), progress=not args.quiet)
-    sections = list(results.sections())
-    for _, section in sections:
+    for section in results.sections:
         show(section)
     if not args.quiet:
         print(f"report: {results.folder / 'report.md'}")
-        for name in results.parts:
-            print(f"results: {results.folder / name / 'results.json'}")
-        for name, section in sections:
+        print(f"results: {results.folder / 'results.json'}")
+        for section in results.sections:
             if section.draw:
-                print(f"picture: {results.folder / name / section.picture}")
+                print(f"picture: {results.folder / section.picture}")
     return 0
 
 

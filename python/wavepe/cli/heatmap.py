@@ -11,7 +11,7 @@ import numpy as np
 from ..analysis import attention_map, attention_window, plots
 from ..common.errors import UsageError
 from ..common.labels import fold
-from ..experiments.model import Model
+from ..experiments.model import Model, opened
 from ..experiments.tables import print_table
 from . import measuring
 from .options import Number, Reals
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     measuring.check(args)
     records, titles, environment = [], [], {}
     for path in args.models:
-        with measuring.opened(args, path) as loaded:
+        with opened(path, args.imports, args.device, args.threads) as loaded:
             record = _measured(loaded, args)
         environment = record.pop("environment")
         records.append(record)

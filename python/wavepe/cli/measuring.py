@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def run(
 ) -> int:
     """Run a command of one MODEL: `measure` prints the tables of a loaded model."""
     check(args)
-    with opened(args, args.models[0]) as loaded:
+    with models.opened(args.models[0], args.imports, args.device, args.threads) as loaded:
         figures, draw = measure(loaded, args)
     write(args, figures, draw)
     return 0
@@ -92,11 +92,6 @@ def check(args: argparse.Namespace) -> None:
     check_data(args.data)
     for path in args.models:
         models.check_folder(path)
-
-
-def opened(args: argparse.Namespace, path: str) -> AbstractContextManager[models.Model]:
-    """Load a model of the command line, for the time of a with block."""
-    return models.opened(path, args.imports, args.device, args.threads)
 
 
 @contextmanager

@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     lengths = args.lengths or loaded.default_lengths()
-    form = args.form or _default_form(loaded)
+    form = args.form or ("pairs" if loaded.tokenizer is None else "sentence")
+    if args.form is None and (loaded.comparison or {}).get("task") == "needle":
+        form = "statement"  # that of the training
     from ..hf import set_theta  # takes seconds
 
     haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
@@ -78,10 +80,3 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
         "trials": args.trials, "seed": args.seed, **where, "success": grid,
     }  # fmt: skip
     return figures, partial(plots.needle_grid, grid, title=title, **where)
-
-
-def _default_form(loaded: Model) -> str:
-    """Return the form of the test; a model of `compare --task needle` gets that of its training."""
-    if (loaded.comparison or {}).get("task") == "needle":
-        return "statement"
-    return "pairs" if loaded.tokenizer is None else "sentence"

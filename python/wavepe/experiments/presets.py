@@ -7,7 +7,7 @@ al., ICLR 2025, arXiv 2502.02004. [F] is Oka et al., "Frequency Bands in RoPE", 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # The rows of a comparison without --encodings. In rows, LENGTH stands for the trained length.
@@ -46,13 +46,11 @@ def rows_for(rows: str, train_length: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of options; a grid consists of several comparisons."""
+    """Values of options."""
 
     text: str
     options: dict[str, Any]
     factors: tuple[int, ...] = FACTORS_TO_16  # the lengths, as multiples of the trained length
-    parts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})  # by folder
-    by: str = ""  # the option in which the parts of a grid differ
 
 
 _LEARNED = "wavelet:scales=6,biases=true,projection=true"
@@ -142,12 +140,9 @@ PRESETS: dict[str, Preset] = {
         {"encodings": _FAMILIES, "seeds": 3},
     ),
     "bands": Preset(
-        "frequency bands (Oka et al. 2026) for a grid of trained lengths and bases",
+        "frequency bands (Oka et al. 2026) of several bases; try other --train-length and --batch",
         {"encodings": _BASES, "seeds": 3, "bands": True, "keep": 4},
         DEFAULT_FACTORS,
-        {f"length-{length}": {"train_length": length, "batch": 1024 // length}
-         for length in (64, 128, 256, 512)},
-        "train_length",
     ),
     "theta": Preset(
         "base = trained length (Oka et al. 2026), raised at inference, with controls",
@@ -171,9 +166,7 @@ PRESETS: dict[str, Preset] = {
          "head_dim": 48, "batch": 4, "lr": 2e-3, "steps": 800},
     ),
     "tasks": Preset(
-        "three retrieval tasks, which need far tokens",
-        {"encodings": _TASK_ROWS, "seeds": 3, "steps": 2000, "batch": 16},
-        parts={task: {"task": task} for task in ("needle", "keys", "tracking")},
-        by="task",
+        "a retrieval task, which needs far tokens: --task needle, keys or tracking",
+        {"encodings": _TASK_ROWS, "seeds": 3, "steps": 2000, "batch": 16, "task": "needle"},
     ),
 }  # fmt: skip

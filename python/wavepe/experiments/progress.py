@@ -23,13 +23,13 @@ class Report:
     """
 
     def __init__(
-        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True, part: str = ""
+        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True
     ) -> None:
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         has_bar = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
         self._lines = lines and not has_bar
-        self._wide, self._part = self._console.width >= _WIDE, f"{part} " if part else ""
+        self._wide = self._console.width >= _WIDE
         title = Column(ratio=1, no_wrap=True, overflow="crop")
         self._progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=title),
@@ -117,7 +117,7 @@ class Report:
         return f"{datetime.timedelta(seconds=round(seconds))} left"
 
     def _place(self, number: int) -> str:
-        return f"[{self._part}{number + 1}/{len(self._sizes)}]"
+        return f"[{number + 1}/{len(self._sizes)}]"
 
     def _show(self, title: str, after: str = "") -> None:
         self._progress.update(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,14 @@ class Section:
     draw: Callable[[Path], Any] | None = None
 
 
-def report_text(
-    results: Mapping[str, Any], shown: Iterable[tuple[str, Section]], *, pictures: bool
-) -> str:
-    """Return the tables of all parts as Markdown, with the pictures or without."""
-    text = ["# Comparison of position encodings\n"]
-    for part, listed in groupby(shown, lambda pair: pair[0]):
-        text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
-        for _, section in listed:
-            table = markdown_rows("encoding", section.headings, section.rows)
-            text.append(f"## {section.title}\n\n{table}")
-            if section.draw and pictures:
-                text.append(f"![{section.title}]({Path(part, section.picture)})\n")
+def report_text(results: Mapping[str, Any], shown: Sequence[Section], *, pictures: bool) -> str:
+    """Return all tables as Markdown, with the pictures or without."""
+    text = ["# Comparison of position encodings\n", _facts(results)]
+    for section in shown:
+        table = markdown_rows("encoding", section.headings, section.rows)
+        text.append(f"## {section.title}\n\n{table}")
+        if section.draw and pictures:
+            text.append(f"![{section.title}]({section.picture})\n")
     return "\n".join(text)
 
 
@@ -109,26 +105,19 @@ def _values(
     runs: Runs, lengths: Sequence[int], keys: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     """Return a dict: encoding -> for each length, one value for each seed."""
-    values: dict[str, list[list[float]]] = {}
-    for run in runs:
-        cells = values.setdefault(run["encoding"], [[] for _ in lengths])
-        for cell, length in zip(cells, lengths, strict=True):
-            cell.append(lookup(run, keys)[str(length)])
-    return values
-
-
-def lookup(run: Any, keys: Sequence[str]) -> Any:
-    """Return the entry of a run that the keys lead to."""
-    for key in keys:
-        run = run[key]
-    return run
+    figures = [(run["encoding"], reduce(getitem, keys, run)) for run in runs]
+    return {
+        name: [[by_length[str(n)] for encoding, by_length in figures if encoding == name]
+               for n in lengths]
+        for name, _ in figures
+    }  # fmt: skip
 
 
 def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *keys: str) -> Section:
     from wavepe.analysis.plots import perplexity_by_length
 
     lengths, length = settings.lengths, settings.train_length
-    drawn = [{**run, "perplexity": lookup(run, keys)} for run in runs]
+    drawn = [{**run, "perplexity": reduce(getitem, keys, run)} for run in runs]
     draw = partial(perplexity_by_length, drawn, train_length=length, title=heading)
     heads, rows = headings(lengths, length), rows_of(runs, lengths, *keys)
     return Section(heading, heads, rows, keys[0], picture, draw)

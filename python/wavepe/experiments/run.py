@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from .imports import import_all
 from .model import PARTS
 from .numbers import integer
 from .report import Section, report_text, sections
-from .settings import Settings, comparisons, hints
+from .settings import Settings, chosen_settings, hints
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
@@ -36,57 +35,47 @@ class Results:
     ----------
     folder : Path
         The folder of the comparison, with results.json, report.md, pictures and checkpoints.
-    parts : dict of str to dict
-        The content of each results.json. A grid such as the preset "tasks" has several parts; any
-        other comparison has one, named "".
+    content : dict
+        The content of results.json.
     """
 
     folder: Path
-    parts: dict[str, dict[str, Any]]
-    _settings: dict[str, Settings]
+    content: dict[str, Any]
+    _settings: Settings
 
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each encoding, as ``pandas.DataFrame`` takes them.
 
         A row has "encoding", "seeds", and for each evaluated length (an int) the perplexity per
-        byte, or its mean over the seeds. The rows of a grid also have "part".
+        byte, or its mean over the seeds.
         """
         return [
-            {**({"part": name} if name else {}), "encoding": row["encoding"], "seeds": row["seeds"],
+            {"encoding": row["encoding"], "seeds": row["seeds"],
              **{int(length): x["mean"] for length, x in row["perplexity"].items()}}
-            for name, content in self.parts.items()
-            for row in content["summary"]
+            for row in self.content["summary"]
         ]  # fmt: skip
 
     def to_json(self) -> str:
-        """Return the content of results.json; of a grid, by the names of its parts."""
-        return json.dumps(self.parts.get("", self.parts), indent=2)
+        """Return the content of results.json."""
+        return json.dumps(self.content, indent=2)
 
-    def plot(self, path: str | Path, part: str = "") -> None:
-        """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib.
-
-        ValueError if this comparison does not have the `part`. A grid has no part "".
-        """
-        if part not in self.parts:
-            raise UsageError(f"part {part!r}: needs one of {', '.join(self.parts)}")
+    def plot(self, path: str | Path) -> None:
+        """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib."""
         need_matplotlib("plot")
-        for name, section in self.sections():
-            if name == part and section.of == "perplexity" and section.draw:
-                with new_file(Path(path)) as new:
-                    section.draw(new)
-                return
+        draw = next(x.draw for x in self.sections if x.of == "perplexity" and x.draw)
+        with new_file(Path(path)) as new:
+            draw(new)
 
-    def sections(self) -> Iterator[tuple[str, Section]]:
-        """Yield the name of the part, a table and its picture, for all tables."""
-        for name, settings in self._settings.items():
-            for section in sections(self.parts[name]["runs"], settings):
-                yield name, section
+    @property
+    def sections(self) -> list[Section]:
+        """The tables, with their pictures."""
+        return sections(self.content["runs"], self._settings)
 
     def __repr__(self) -> str:
         return f"<Results of a comparison in {self.folder}>"
 
     def __str__(self) -> str:
-        return report_text(self.parts, self.sections(), pictures=False)
+        return report_text(self.content, self.sections, pictures=False)
 
     _repr_markdown_ = __str__
 
@@ -203,23 +192,22 @@ def compare(
     >>> results.table()  # doctest: +SKIP
     """
     options = {name: value for name, value in locals().items() if name not in _RUNNING}
-    parts = comparisons(options, _import(imports, out))
+    settings = chosen_settings(options, _import(imports, out))
     if threads is not None:
         thread_count(threads)
     integer("jobs", jobs, 1)
     if executor is not None and (jobs != 1 or isinstance(executor, ThreadPoolExecutor)):
         raise UsageError("`executor`: needs processes, and `jobs` to be left out")
     integer("save_every", 1 if save_every is None else save_every, 1)
-    longest = max(max(part.lengths) for part in parts.values())
-    train_length = max(max(part.train_length, part.finetune) for part in parts.values())
-    text = load_text(data, longest, train_length, next(iter(parts.values())).split)
+    train_length = max(settings.train_length, settings.finetune)
+    text = load_text(data, max(settings.lengths), train_length, settings.split)
     if out == "":
         raise UsageError("`out`: needs a folder, got an empty name")
     require("wavepe compare", **PARTS, matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after the trainings
     try:
         run = jobs, executor, imports, device, threads, save_every, progress
-        return _run(parts, text, out, *run)
+        return _run(settings, text, out, *run)
     except OSError as error:
         if error.errno in DISK_ERRORS and error.filename is not None:
             raise CommandError(
@@ -247,49 +235,39 @@ def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
 
 
 def _run(
-    parts: dict[str, Settings], text: Text, out: str | Path | None, jobs: int,
+    settings: Settings, text: Text, out: str | Path | None, jobs: int,
     executor: Executor | None, imports: Sequence[str], device: str, threads: int | None,
     save_every: int | None, progress: bool,
 ) -> Results:  # fmt: skip
-    """Run each comparison in its folder, and report them together."""
+    """Run the comparison in its folder, and report it."""
     from ..training import device as devices
     from .comparison import Comparison, Work, check_rows
     from .executors import run_all
     from .progress import Report
 
     place = devices.device_named(device)
-    for part in parts.values():
-        check_rows(part)
-    manifests = {name: part.manifest(text.sha256) for name, part in parts.items()}
+    check_rows(settings)
+    manifest = settings.manifest(text.sha256)
     ending = "" if place == devices.CPU else f"-{place.place.type}"
-    folder = Path(out or f"runs/compare-{digest(manifests.get('', manifests))}{ending}")
-    folders = {name: ComparisonFolder(folder / name) for name in parts}
-    threads = threads or next(iter(folders.values())).recorded("threads", int) or _THREADS
-    if "" not in parts:  # a grid has a folder of folders
-        folders[""] = ComparisonFolder(folder)
-        grid = {"encodings": [], "parts": list(parts), "text_sha256": text.sha256}
-        manifests = {"": grid, **manifests}
-    contents = {}
-    with ExitStack() as stack:
-        stack.enter_context(devices.torch_threads(thread_count(threads)))
-        for name, manifest in manifests.items():
-            stack.enter_context(folders[name].opened({**manifest, "threads": threads}))
-        for name, part in parts.items():
-            # a killed training loses little, and saving takes little time
-            often = save_every or max(1, min(part.steps // 20, 200))
-            comparison = Comparison(Work(part, text, folders[name], threads, often, place))
-            with Report(comparison.steps, quiet=not progress, part=name) as report:
-                for hint in hints(part):
-                    report.say(f"hint: {hint}")
-                run_all(comparison, jobs, executor, imports, report)
-            contents[name] = read_json(folders[name].results)
-        results = Results(folder, contents, parts)
-        shown = list(results.sections())
-        for name, section in shown:
+    folder = ComparisonFolder(Path(out or f"runs/compare-{digest(manifest)}{ending}"))
+    threads = threads or folder.recorded("threads", int) or _THREADS
+    # a killed training loses little, and saving takes little time
+    often = save_every or max(1, min(settings.steps // 20, 200))
+    with (
+        devices.torch_threads(thread_count(threads)),
+        folder.opened({**manifest, "threads": threads}),
+    ):
+        comparison = Comparison(Work(settings, text, folder, threads, often, place))
+        with Report(comparison.steps, quiet=not progress) as report:
+            for hint in hints(settings):
+                report.say(f"hint: {hint}")
+            run_all(comparison, jobs, executor, imports, report)
+        results = Results(folder.path, read_json(folder.results), settings)
+        for section in results.sections:
             if section.draw:
-                with new_file(folder / name / section.picture) as new:
+                with new_file(folder.path / section.picture) as new:
                     section.draw(new)
-        with new_file(folder / "report.md") as new:
-            whole = report_text(contents, shown, pictures=True)
+        with new_file(folder.path / "report.md") as new:
+            whole = report_text(results.content, results.sections, pictures=True)
             new.write_text(whole, "utf-8", "backslashreplace")
     return results

@@ -177,26 +177,17 @@ class Settings:
         return cls(**plain)
 
 
-def comparisons(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
-    """Return the settings of each comparison, by its folder within `out`.
+def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> Settings:
+    """Return the settings of a comparison. An option that was not given is None.
 
-    Without a preset, and with most presets, there is one comparison. Its folder is `out` itself,
-    written "". An option that was not given is None. UsageError names the first wrong one.
+    UsageError names the first wrong option.
     """
     options = {name: value for name, value in options.items() if value is not None}
     name = options.pop("preset", None)
     if name is None:
-        return {"": _settings_of(options, imports, {}, DEFAULT_FACTORS)}
+        return _settings_of(options, imports, {}, DEFAULT_FACTORS)
     preset = _chosen("preset", PRESETS, name)
-    _need(
-        preset.by not in options,
-        f"`{preset.by}`: `preset` {name} compares several values of it, each in its own folder "
-        f"({' '.join(preset.parts)}); give one of the two options",
-    )
-    return {
-        part: _settings_of(options, imports, {**preset.options, **more}, preset.factors)
-        for part, more in preset.parts.items()
-    }
+    return _settings_of(options, imports, preset.options, preset.factors)
 
 
 def hints(settings: Settings) -> list[str]:
