@@ -162,4 +162,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Python's end would free objects that autograd's thread holds, which sometimes aborts the
+    # process: https://github.com/pytorch/pytorch/issues/38228
+    os._exit(code)
