@@ -1,6 +1,6 @@
 """docs/guides/gpu.md, from benchmarks/results/gpu-*.json.
 
-`python -m benchmarks.gpu --json FILE` makes these files, one for each GPU.
+`python -m benchmarks.gpu_window figures --out FOLDER` writes such a file: rows.json.
 """
 
 from __future__ import annotations
