@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     k: Tensor
     v: Tensor
     grad: Tensor
-    table: ops.RelativeTable
+    table: Any  # a RelativeTable, if there is one
 
 
 def problem(place: Place, d: int, length: int) -> Problem:

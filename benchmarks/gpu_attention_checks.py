@@ -6,6 +6,7 @@ and all errors are those of the kernels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -83,6 +84,7 @@ CASES: dict[str, Options] = {
     "offsets": lambda s, g: {"offset": torch.arange(s.batch) * 7 - 2, "p": wavelets(s)},
     "softcap": lambda s, g: {"softcap": 5.0, "p": wavelets(s)},
     "dropout": lambda s, g: {"dropout_p": 0.3, "p": wavelets(s)},
+    "decode": lambda s, g: {"p": wavelets(s)},
 }
 # The tasks whose sizes are not Size(), and their sizes.
 SIZES: dict[str, list[Size]] = {
@@ -92,7 +94,9 @@ SIZES |= {f"learned table, d {d}": [Size(1, 4, 2, 300, 300, d)] for d in (80, 12
 SIZES["wavelet, lengths"] = [Size(m=n, n=n) for n in (1, 127, 128, 1000)]
 SIZES["learned table, lengths"] = SIZES["wavelet, lengths"]
 SIZES["offsets"] = [Size(m=50, n=201)]
-ALONE = ("bits", "graph", "compile")  # tasks for a GPU only, except "bits"
+SIZES["decode"] = [Size(1, 8, 2, 1, 300), Size(3, 8, 2, 1, 1000, 128), Size(2, 8, 1, 5, 129)]
+# Tasks for a GPU only, except "bits" and "compile".
+ALONE = ("bits", "graph", "compile", "stream", "reduce-overhead", "first call in a graph", "large")
 NAMES = (*dict.fromkeys((*CASES, *SIZES)), *ALONE)
 
 
@@ -127,8 +131,9 @@ def outputs(
 def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Check]:
     """Run the task `name`, one of NAMES; yield a check for each dtype."""
     if name in ALONE:
-        checks = {"bits": _bits, "graph": _graph, "compile": _compiled}
-        yield worst(f"attention: {name}", _alone_dtype(place), checks[name](place))
+        checks = (_bits, _graph, _compiled, _stream, _reduced, _first_in_a_graph, _large)
+        check_alone = dict(zip(ALONE, checks, strict=True))[name]
+        yield worst(f"attention: {name}", _alone_dtype(place), check_alone(place))
         return
     if name.endswith("d 256"):  # which has no kernels for float32
         dtypes = tuple(dtype for dtype in dtypes if dtype != torch.float32)
@@ -263,3 +268,62 @@ def _compiled(place: Place) -> Iterator[Triple]:
     function, tensors, grads = _problem(place)
     want = outputs(function, tensors, grads)
     yield from _differing(outputs(torch.compile(function, fullgraph=True), tensors, grads), want)
+
+
+def _stream(place: Place) -> Iterator[Triple]:
+    """Run on another stream, behind work that fills the inputs late."""
+    function, tensors, grads = _problem(place)
+    want = outputs(function, tensors, grads)
+    late, stream = {name: torch.zeros_like(x) for name, x in tensors.items()}, torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        for name, x in tensors.items():
+            late[name].copy_(x)
+        results = outputs(function, late, grads)
+    stream.synchronize()
+    yield from _differing(results, want)
+
+
+def _reduced(place: Place) -> Iterator[Triple]:
+    """Compare a function that torch.compile captures in CUDA graphs with the eager one."""
+    function, tensors, grads = _problem(place)
+    want = outputs(function, tensors, grads)
+    compiled = torch.compile(function, mode="reduce-overhead", fullgraph=True)
+    for _ in range(3):  # it warms up, captures, and replays
+        torch.compiler.cudagraph_mark_step_begin()
+        results = {name: x.clone() for name, x in outputs(compiled, tensors, grads).items()}
+    yield from _differing(results, want)
+
+
+def _first_in_a_graph(place: Place) -> Iterator[Triple]:
+    """Capture a call whose kernels were never launched: it is an error, or the replay is right."""
+    function, tensors, _ = _problem(place)
+    q, k, v, p = (tensors[name] for name in ("q", "k", "v", "p"))
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.no_grad(), torch.cuda.graph(graph):
+            captured = function(q, k, v, p)[0]
+    except RuntimeError:
+        return
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        yield from _differing({"out": captured}, {"out": function(q, k, v, p)[0]})
+
+
+def _large(place: Place) -> Iterator[Triple]:
+    """Compare the last head of more than 2^31 elements with a call of this head alone."""
+    heads, length, d = 64, 270_000, 128
+    draw = functools.partial(torch.randn, device=place.device, dtype=torch.bfloat16)
+    q, grad = draw(1, heads, length, d), draw(1, heads, length, d)
+    k, v = draw(1, 1, length, d), draw(1, 1, length, d)
+    table = ops.relative_table(*wavepe.encoding("wavelet").table(1024, d))
+
+    def of(q: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        leaf = q.detach().requires_grad_()
+        out = ops.attention(leaf, k, v, p=table, window=512)
+        return {"out": out.detach(), "q": torch.autograd.grad(out, leaf, grad)[0]}
+
+    last = {name: x[:, -1:].clone() for name, x in of(q, grad).items()}
+    yield from _differing(last, of(q[:, -1:], grad[:, -1:]))

@@ -1,125 +1,128 @@
-"""Run the tasks of `python -m benchmarks.gpu`; a task that fails does not end the others.
+"""Run tasks of `benchmarks.gpu_window`: `python -m benchmarks.gpu_tasks SECONDS NAME ...`.
 
-On a GPU each task is a process of its own, `python -m benchmarks.gpu_tasks NAME SECONDS`, because a
-fault of the GPU ends all GPU work of the process. The last line of its output is its row in JSON.
-The checks run side by side, because they mostly compile. So do the "first" tasks, which compile the
-kernels of the timed tasks and leave them on the disk. Then the timed tasks run one at a time.
+A fault of a GPU ends all GPU work of the process, so `in_processes` runs tasks in a process of
+their own. The process prints each line of a measurement, and the row of each task, in JSON, as soon
+as it is there. If it ends before its last task, the others run in a new process.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
-from .gpu_attention import brief
-from .gpu_measure import Check, Place
-
-DEADLINE = 480.0  # seconds; a task that has not begun by then is not run
-GRACE = 90.0  # seconds after the deadline that a running task may take
-WORKERS = min(8, os.cpu_count() or 1)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The most important first. A task "first NAME" compiles the kernels of the task NAME.
-TIMES = (
-    *("times 128 8192", "times 128 2048", "training 128", "times 64 2048", "times 128 32768"),
-    *("times 64 8192", "rope", "times 64 32768", "training 64", "times 128 512", "times 64 512"),
-    "compare",
-)
+DTYPES = ("float32", "bfloat16", "float16")
 NEEDS_TRITON = "attention's kernels need Triton: pip install triton"
+LATE = "the deadline came first"
+CLOSING = 5.0  # seconds before its deadline in which a task may still end
 
 Row = dict[str, Any]
-Do = Callable[[str, float], Row]  # takes the name of a task and its time limit in seconds
 
 
-def names(place: Place) -> tuple[list[str], list[str]]:
-    """Return the tasks that run side by side, and those that run one after the other."""
-    from . import gpu_attention_checks as checks
-
-    if not place.emulated:
-        first = [f"first {name}" for name in TIMES if name.startswith("times")]
-        return ["check kernels", *(f"check {name}" for name in checks.NAMES), *first], list(TIMES)
-    toys = [f"check {name}" for name in checks.TOY_NAMES]
-    return ["check kernels"], [*toys, "times 16 65", "training 16", "rope", "compare"]
-
-
-def run(place: Place, left: Callable[[], float]) -> Iterator[Row]:
-    """Run all tasks; yield the row of each when it ends."""
-    together, alone = names(place)
-    do = functools.partial(in_this_process, place) if place.emulated else in_a_process
-    yield from rows(together, do, left, 1 if place.emulated else WORKERS)
-    yield from rows(alone, do, left)
-
-
-def rows(
-    tasks: Sequence[str], do: Do, left: Callable[[], float], workers: int = 1
+def in_processes(
+    names: Sequence[str], left: Callable[[], float], environment: dict[str, str], *options: str
 ) -> Iterator[Row]:
-    """Run tasks and yield their rows.
+    """Yield the row of each task, and before it {"of": task, "line": ...} for each of its lines.
 
-    The row of a task that fails has its error; that of a task that is too late says so.
+    The row of a task that fails or is too late says so. It has the lines that came before.
     """
+    waiting, lines = list(names), []
+    while waiting and left() > 0:
+        command = [sys.executable, "-m", f"{__package__}.gpu_tasks", *options]
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:
+            process = subprocess.Popen(
+                [*command, str(left()), *waiting],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                env=environment,
+            )
+            timer = threading.Timer(left() + CLOSING, process.kill)
+            timer.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    row = _row(line)
+                    if "line" in row:
+                        lines.append(row["line"])
+                        yield row
+                    elif row.get("name") in waiting:
+                        waiting.remove(row["name"])
+                        lines = []
+                        yield row
+                code = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()
+                process.communicate()
+            errors.seek(0)
+            words = [line for line in errors.read().splitlines() if line.strip()]
+        if waiting and (left() > 0 or lines):
+            cause = words[-1][:300] if words else "nothing said"
+            error = f"exit code {code}: {cause}" if left() > 0 else LATE
+            yield {"name": waiting.pop(0), "error": error, "lines": lines}
+            lines = []
+    yield from ({"name": name, "not_run": LATE} for name in waiting)
 
-    def row(name: str) -> Row:
-        if left() <= 0:
-            return {"name": name, "not_run": "the deadline came first"}
-        began = time.perf_counter()
-        try:
-            figures = do(name, left() + GRACE)
-        except Exception as error:
-            figures = {"error": brief(error)}
-        return {"name": name, **figures, "wall": time.perf_counter() - began}
 
-    if workers == 1:  # run in this thread
-        yield from map(row, tasks)
-        return
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(row, name) for name in tasks]):
-            yield done.result()
-
-
-def in_a_process(name: str, timeout: float) -> Row:
-    command = [sys.executable, "-m", f"{__package__}.gpu_tasks", name, str(timeout - 10)]
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment, errors="replace"
-    )
-    lines, errors = done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
-    failed = f"exit code {done.returncode}: {errors[-1] if errors else 'nothing said'}"
+def _row(line: str) -> Row:
     try:
-        row = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        raise RuntimeError(failed) from None
-    # torch's threads sometimes end a process that is ending already; its results stand.
-    return row | ({"ended": failed} if done.returncode else {})
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
-def in_this_process(place: Place, name: str, timeout: float) -> Row:
-    """Run a task in this process; return its row."""
+def run(place: Any, name: str, seconds: float) -> Row:
+    """Run a task; return its row, which has the error of a task that fails."""
+    from .gpu_attention import brief
+
+    began = time.perf_counter()
+    try:
+        figures = _figures(place, name, seconds)
+    except Exception as error:
+        figures = {"error": brief(error)}
+    return {"name": name, **figures, "wall": time.perf_counter() - began}
+
+
+def _figures(place: Any, name: str, seconds: float) -> Row:
     kind, _, rest = name.partition(" ")
+    numbers = [int(word) for word in rest.split() if word.isdigit()]
     missing = no_interpreter(place)
-    if missing and name not in ("check kernels", "rope", "compare"):
+    if missing and name not in ("probe", "host", "check kernels", "rope", "tables", "compare"):
         return {"not_run": missing}
+    if kind == "probe":
+        from . import gpu_parts
+
+        return {"environment": environment(place), **_lines(name, gpu_parts.probe(place))}
+    if kind in ("host", "kernels", "tiles", "decode", "tables", "exits"):
+        from . import gpu_parts
+
+        return _lines(name, getattr(gpu_parts, kind)(place, *numbers))
     if kind == "check":
         return _checks(place, rest)
     if kind in ("first", "times"):
         from . import gpu_attention
 
-        d, length = map(int, rest.split()[-2:])
-        return gpu_attention.row(place, d, length, once=kind == "first")
+        return gpu_attention.row(place, *numbers, once=kind == "first")
     if kind == "training":
         from . import gpu_training
 
-        return gpu_training.row(place, int(rest), **(gpu_training.TOY if place.emulated else {}))
+        return gpu_training.row(place, *numbers, **(gpu_training.TOY if place.emulated else {}))
     if place.emulated:
         return {"not_run": "it needs a GPU"}
+    if kind == "sanitizer":
+        from . import gpu_parts
+
+        return _lines(name, gpu_parts.sanitizer(place, rest, seconds))
     if kind == "rope":
         from .gpu_kernels import time_rope
 
@@ -127,12 +130,22 @@ def in_this_process(place: Place, name: str, timeout: float) -> Row:
     if kind == "compare":
         from . import gpu_training
 
-        return gpu_training.compare(timeout)
+        return gpu_training.compare(seconds)
     raise ValueError(f"no task is called {name!r}")
 
 
-def _checks(place: Place, name: str) -> Row:
-    checks: Iterator[Check]
+def _lines(name: str, lines: Any) -> Row:
+    """Print each line as it comes; return all."""
+    figures = []
+    for line in lines:
+        figures.append(line._asdict())
+        print(json.dumps({"of": name, "line": figures[-1]}), flush=True)
+    return {"lines": figures}
+
+
+def _checks(place: Any, name: str) -> Row:
+    import torch
+
     if name == "kernels":
         from .gpu_kernels import check
 
@@ -140,12 +153,36 @@ def _checks(place: Place, name: str) -> Row:
     else:
         from . import gpu_attention_checks
 
-        dtypes = DTYPES[:1] if place.emulated else DTYPES
+        dtypes = tuple(getattr(torch, x) for x in (DTYPES[:1] if place.emulated else DTYPES))
         checks = gpu_attention_checks.check(place, name, dtypes)
-    return {"checks": [{"name": c.name, "error": c.error, "largest": c.largest} for c in checks]}
+    row: Row = {"checks": [x._asdict() for x in checks]}
+    if name == "kernels" and place.emulated:
+        left = torch.ops.wavepe.emulate_cuda(False)
+        row["checks"].append({"name": "kernels never launched", "error": left * 2, "largest": left})
+    return row
 
 
-def no_interpreter(place: Place) -> str:
+def environment(place: Any) -> Row:
+    """Return what the figures belong to."""
+    import datetime
+
+    import torch
+    from wavepe.experiments.environment import version_of
+
+    from .machine import commit
+
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": "none: the CPU" if place.emulated else torch.cuda.get_device_name(),
+        "interpreted": place.emulated,
+        "torch": torch.__version__,
+        "triton": version_of("triton"),
+        "transformers": version_of("transformers"),
+        **commit(),
+    }
+
+
+def no_interpreter(place: Any) -> str:
     """Return why attention's kernels cannot run on this device, or ""."""
     if importlib.util.find_spec("triton") is None:
         return NEEDS_TRITON
@@ -155,11 +192,22 @@ def no_interpreter(place: Place) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a task, and print its row on the last line; return 0."""
-    name, timeout = argv
-    print(json.dumps(in_this_process(Place("cuda"), name, float(timeout))))
+    """Run the tasks, and print the row of each; return 0."""
+    from .gpu_measure import Place
+
+    dry = argv[0] == "--dry"
+    seconds, *names = argv[dry:]
+    end = time.monotonic() + float(seconds)
+    for name in names:
+        left = end - time.monotonic()
+        row = {"name": name, "not_run": LATE} if left <= 0 else None
+        print(json.dumps(row or run(Place("cpu" if dry else "cuda"), name, left)), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Python's end would free objects that autograd's thread holds, which sometimes aborts the
+    # process: https://github.com/pytorch/pytorch/issues/38228
+    os._exit(code)

@@ -1,53 +1,115 @@
-"""docs/guides/gpu.md, from benchmarks/results/gpu-*.json.
+"""docs/guides/gpu.md and its pictures, from benchmarks/results/gpu-*.json.
 
-`python -m benchmarks.gpu --json FILE` makes these files, one for each GPU.
+On a GPU, `python -m benchmarks.gpu_window figures --out FOLDER` writes such a file: rows.json.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import RESULTS
+from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure, save
+
+from benchmarks.command import PICTURES, RESULTS, table
 
 from .pages import commit_of, wrapped
 
 PAGE = Path("docs", "guides", "gpu.md")
 NOTHING = "There is no result of a GPU."
 PHASES = ("forward", "forward and backward")
-OURS = "wavepe"
+# Names in the results: words of the picture, colour, and whether the scores have wavelets.
+WAYS = {
+    "wavepe": ("wavepe", COLOURS[0], True),
+    "Flex": ("FlexAttention", COLOURS[1], True),
+    "Flex, band and rest": ("FlexAttention, two calls", COLOURS[2], True),
+    "wavepe, no term": ("wavepe", COLOURS[0], False),
+    "SDPA cuDNN, no term": ("cuDNN", COLOURS[5], False),
+    "SDPA flash, no term": ("flash-attention 2", COLOURS[4], False),
+    "Flex, no term": ("FlexAttention", COLOURS[1], False),
+}
 
 
 def blocks(root: Path) -> dict[str, str]:
-    runs = [json.loads(p.read_text("utf-8")) for p in sorted((root / RESULTS).glob("gpu-*.json"))]
-    runs = [run for run in runs if not run["environment"]["interpreted"]]
-    return {"gpu": "\n\n".join(map(section, runs)) or NOTHING}
+    return {"gpu": "\n\n".join(section(name, run) for name, run in _runs(root)) or NOTHING}
 
 
-def section(run: dict[str, Any]) -> str:
-    """Return all tables of one GPU that have rows."""
+def draw(root: Path) -> None:
+    """Draw the times of attention, a picture for each GPU."""
+    for name, run in _runs(root):
+        if timed := _timed(run["rows"]):
+            _draw(timed, run["environment"]["gpu"], root / PICTURES / f"{name}.png")
+
+
+def _runs(root: Path) -> list[tuple[str, dict[str, Any]]]:
+    paths = sorted((root / RESULTS).glob("gpu-*.json"))
+    runs = [(path.stem, json.loads(path.read_text("utf-8"))) for path in paths]
+    return [(name, run) for name, run in runs if not run["environment"]["interpreted"]]
+
+
+def section(name: str, run: dict[str, Any]) -> str:
+    """Return all that is shown of one GPU."""
     about, rows = run["environment"], run["rows"]
     words = (
         f"{about['gpu']}; torch {about['torch']}, Triton {about['triton']}, transformers "
         f"{about['transformers']}; {about['date'][:10]}, {commit_of(about)}."
     )
     parts = [f"### {about['gpu']}", wrapped(words), *_checks(rows)]
-    timed = sorted(_of(rows, "times"), key=lambda row: (row["d"], row["length"]))
-    for phase in PHASES:
-        ways = list(dict.fromkeys(n for row in timed for n in row["seconds"][phase] if n != OURS))
-        if not ways:
-            continue
-        title = f"Attention, bfloat16, causal, {phase}: wavepe's time, and the others' as multiples"
-        parts += [
-            f"{title} of it (above 1: wavepe is faster).",
-            _table(timed, phase, "seconds", "ms", ways, 1e3, lambda x, ours: x / ours),
-            f"The same, {phase}: MiB that a call holds beside its inputs.",
-            _table(timed, phase, "memory", "MiB", ways, 2.0**-20, lambda x, _: x / 2**20),
-        ]
-    parts += [*_training(rows), *_rope(rows), *_left(rows)]
-    return "\n\n".join(parts)
+    if timed := _timed(rows):
+        legend = (
+            "Milliseconds of attention in bfloat16, causal, for 65536 rows of queries. Full bars "
+            "have the wavelets' term in their scores, light ones have no positions at all."
+        )
+        parts += [f"![{legend}](../results/{name}.png)", wrapped(legend), *_memory(timed)]
+    return "\n\n".join([*parts, *_training(rows), *_rope(rows), *_left(rows)])
+
+
+def _timed(rows: list[dict]) -> list[dict]:
+    return sorted(_of(rows, "times"), key=lambda row: (row["d"], row["length"]))
+
+
+def _draw(timed: list[dict], gpu: str, path: Path) -> None:
+    """Draw a row of panels for each problem: forward, and forward and backward."""
+    figure = new_figure(8, 0.6 + 1.9 * len(timed))
+    grid = figure.subplots(len(timed), 2, sharex="col", sharey="row", squeeze=False)
+    figure.suptitle(gpu, fontsize="medium")
+    for axes_row, row in zip(grid, timed, strict=True):
+        for axes, phase in zip(axes_row, PHASES, strict=True):
+            seconds = row["seconds"][phase]
+            names = [way for way in WAYS if way in seconds][::-1]
+            for place, way in enumerate(names):
+                _, colour, term = WAYS[way]
+                value = 1e3 * seconds[way]
+                axes.barh(place, value, color=colour, alpha=1 if term else 0.45)
+                axes.text(value, place, f" {value:.2f}", va="center", fontsize=8)
+            labels = [WAYS[way][0] + ", no positions" * (not WAYS[way][2]) for way in names]
+            axes.set_yticks(range(len(names)), labels, fontsize=9)
+            problem = f"head size {row['d']}, {row['length']} tokens, "
+            axes.set_title(problem * (phase == PHASES[0]) + phase, fontsize=9, loc="left")
+            axes.grid(True, axis="x", **GRID)
+            axes.set_axisbelow(True)
+            axes.margins(x=0.15)
+    for axes in grid[-1]:
+        axes.set_xlabel("milliseconds")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+
+
+def _memory(timed: list[dict]) -> list[str]:
+    """Return what each way holds beside its inputs, of the longest problem that was timed."""
+    row = max(timed, key=lambda row: (row["d"], row["length"]))
+    lines = []
+    for way, (words, _, term) in WAYS.items():
+        cells = [row["memory"][phase].get(way) for phase in PHASES]
+        if None not in cells:
+            lines.append(
+                (words, "wavelets" if term else "none", *(f"{x / 2**20:.0f}" for x in cells))
+            )
+    words = (
+        f"Memory that a call holds beside its inputs, in MiB, head size {row['d']}, "
+        f"{row['length']} tokens:"
+    )
+    return [words, table(("way", "positions", *PHASES), lines, "llr")]
 
 
 def _of(rows: list[dict], kind: str) -> list[dict]:
@@ -68,48 +130,26 @@ def _checks(rows: list[dict]) -> list[str]:
     return [wrapped(f"{sentence}{': ' + named if wrong else ''}.")] if checks else []
 
 
-def _table(
-    rows: list[dict],
-    phase: str,
-    what: str,
-    unit: str,
-    ways: list[str],
-    of_ours: float,
-    cell: Callable[[float, float], float],
-) -> str:
-    lines = [f"| head size | length | wavepe, {unit} | {' | '.join(ways)} |"]
-    lines.append("|---:|---:|---:|" + "---:|" * len(ways))
-    for row in rows:
-        figures = row[what][phase]
-        ours = figures.get(OURS)
-        cells = [
-            f"{cell(figures[way], ours):.{2 if what == 'seconds' else 0}f}"
-            if ours is not None and figures.get(way) is not None
-            else ""
-            for way in ways
-        ]
-        first = "" if ours is None else f"{of_ours * ours:.{2 if what == 'seconds' else 0}f}"
-        lines.append(f"| {row['d']} | {row['length']} | {first} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def _training(rows: list[dict]) -> list[str]:
     trainings = _of(rows, "training")
     if not trainings:
         return []
-    names = list(trainings[0]["seconds"])
-    lines = [f"| head size | {', ms | '.join(names)}, ms | {', MiB | '.join(names)}, MiB |"]
-    lines.append("|---:|" + "---:|" * 2 * len(names))
-    for row in trainings:
-        cells = [f"{1e3 * row['seconds'][name]:.2f}" for name in names]
-        cells += [f"{row['memory'][name] / 2**20:.0f}" for name in names]
-        lines.append(f"| {row['d']} | {' | '.join(cells)} |")
     size = trainings[0]
     words = (
         f"A training step of a Llama of {size['layers']} layers of {size['hidden']}, "
         f"{size['batch']} sequences of {size['length']} tokens, bfloat16 by autocast, AdamW:"
     )
-    return [wrapped(words), "\n".join(lines)]
+    lines = [
+        (
+            str(row["d"]),
+            name,
+            f"{1e3 * row['seconds'][name]:.2f} ms",
+            f"{row['memory'][name] / 2**20:.0f} MiB",
+        )
+        for row in trainings
+        for name in row["seconds"]
+    ]
+    return [wrapped(words), table(("head size", "attention", "time", "memory"), lines, "rlr")]
 
 
 def _rope(rows: list[dict]) -> list[str]:
