@@ -235,8 +235,8 @@ def by_turns(count=2, always=("llama",), more=()):
     turns = zip(itertools.cycle(windows), itertools.cycle(others), strict=False)
     turns = itertools.chain.from_iterable(turns)
 
-    def each_family(test):
-        chosen = {*always, *itertools.islice(turns, count)}
+    def each_family(test, also=()):
+        chosen = {*always, *also, *itertools.islice(turns, count)}
         cases = [
             pytest.param(name, marks=() if name in chosen else pytest.mark.slow)
             for name in (*FAMILIES, *more)

@@ -112,7 +112,7 @@ def test_gradients(family):
         assert (got - gradient).abs().max() <= deeper * FLOAT32 * largest
 
 
-@by_turns(2, always=("gemma3_text", "smollm3", "phi3", "gpt_neox"))
+@functools.partial(each_family, also=("gemma3_text", "smollm3", "phi3", "gpt_neox"))
 def test_pairs_are_those_of_the_family(family):
     """A bare rope takes them, and so does one that names them. Others are refused."""
     ids, interleaved = tokens(2, LENGTH), FAMILIES[family].interleaved
