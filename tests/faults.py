@@ -174,6 +174,10 @@ def attempt(faults, arguments, out, whole, at, name):
     ended = run(faults, arguments, out, at, FAULTS[name])
     try:
         check(ended, name, out)
+        if not ended.status and "could not write the model card" in ended.err:  # only a warning
+            whole = {
+                k: x for k, x in whole.items() if k in files(out) or Path(k).name != "README.md"
+            }
         if files(out) != whole:
             again = run(faults, arguments, out)
             assert again.status == 0, f"called again: exit status {again.status}: {again.err}"
