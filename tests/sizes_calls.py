@@ -285,6 +285,8 @@ KNOWN = {
         " key_mask=E(1, 2**36, dtype='bool'))",
         "ops.attention(E(2, 1, 2, 1), E(2, 1, 2**36, 1), E(2, 1, 2**36, 1),"
         " key_mask=E(2, 2**36, dtype='bool'))",
+        "ops.attention(E(1, 1, 1, 1), E(1, 1, 1, 1), E(1, 1, 1, 1), block_table=E(1, 2**40,"
+        " dtype='int32'), cu_seqlens_q=torch.arange(2), cu_seqlens_k=torch.tensor([0, 2**36]))",
     ],
 }
 

@@ -296,7 +296,14 @@ std::vector<int64_t> read_pages(const Integers &table, const Tensor &block_table
     WPE_CHECK(page > 0 && (keys - 1) / page < most, "request ", r, " has ", keys,
               " keys, but block_table ", shape_of(block_table), " names ", most, " pages of ", page,
               " keys for it");
-    std::vector<int64_t> pages((keys - 1) / page + 1);
+    const int64_t count = (keys - 1) / page + 1;
+    std::vector<int64_t> pages;
+    try {
+        pages.resize(count);
+    } catch (const std::exception &) {
+        WPE_CHECK(false, current_operator, ": out of memory: request ", r, " has ", count,
+                  " pages");
+    }
     for (size_t i = 0; i < pages.size(); i++) {
         pages[i] = table.at(r * table.stride(0) + (int64_t)i * table.stride(1));
         WPE_CHECK(pages[i] >= 0 && pages[i] < k.size(0), "block_table must hold numbers of the ",
