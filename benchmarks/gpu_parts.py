@@ -99,9 +99,12 @@ def host(place: Place) -> Iterator[Line]:
         for case in ("wavelets", "plain"):
             leaves, options = gpu_host.inputs(case, *((16, 16) if place.emulated else (128, 128)))
             inputs = gpu_attention.Problem(*place.to(*leaves, leaves[0].detach()), None)
-            calls = gpu_attention._calls(functools.partial(ops.attention, **options), inputs)
-            for phase, call in zip(gpu_host.PHASES, calls, strict=True):
+            way_of = functools.partial(ops.attention, **options)
+            planned = gpu_attention._calls(way_of, inputs)
+            anew = gpu_attention._calls(functools.partial(way_of, scale=0.5), inputs)
+            for phase, *calls in zip(gpu_host.PHASES, planned, anew, strict=True):
                 for way in ("plan", "dispatcher", "no plan", "plan, one thread"):
+                    call = calls[way == "no plan"]  # another scale has no plan yet
                     with _way(way, plans, gpu_host.take, place):
                         yield Line(f"{case}, {phase}, {way}", _host_time(call, place), "us")
         yield from _host_of_others(place)
@@ -114,7 +117,6 @@ def _way(way: str, plans: Any, take: Callable[[str], None], place: Place) -> Ite
     if place.emulated or way == "dispatcher":
         take("plan" if way.startswith("plan") else "operator")
     if way == "no plan":
-        plans._plans.clear()
         plans.DispatchMode = None
     threads = torch.autograd.is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(way != "plan, one thread")
@@ -164,21 +166,30 @@ def _host_of_others(place: Place) -> Iterator[Line]:
 # ---- kernels -------------------------------------------------------------------------------------
 
 
-def kernels(place: Place, d: int, length: int) -> Iterator[Line]:
-    """Yield the time of each kernel of a training step of attention, and its rate."""
+def steps(place: Place, d: int, length: int) -> dict[str, Callable[[], Any]]:
+    """Return forward and backward of attention, without a table, with a constant and a learned."""
     inputs = gpu_attention.problem(place, d, length)
     place.needs_kernel(inputs.q)
-    pairs = inputs.q.shape[0] * inputs.q.shape[1] * length * (length + 1) / 2
     attention = place.attention()
     tables = {"plain": None, "wavelet": inputs.table, "learned": gpu_attention._rows(inputs)}
+    calls: dict[str, Callable[[], Any]] = {}
     for table, p in tables.items():
         leaves = [x.detach().requires_grad_() for x in inputs[:3]]
         if table == "learned":
             leaves.append(p.requires_grad_())
 
-        def both(p: Any = p, leaves: list[Tensor] = leaves) -> Any:
-            return torch.autograd.grad(attention(*leaves[:3], p=p), leaves, inputs.grad)
+        def step(scale: float | None = None, p: Any = p, leaves: list[Tensor] = leaves) -> Any:
+            out = attention(*leaves[:3], p=p, scale=scale)
+            return torch.autograd.grad(out, leaves, inputs.grad)
 
+        calls[table] = step
+    return calls
+
+
+def kernels(place: Place, d: int, length: int) -> Iterator[Line]:
+    """Yield the time of each kernel of a training step of attention, and its rate."""
+    pairs = (2 if place.emulated else gpu_attention.ROWS // length) * length * (length + 1) / 2
+    for table, both in steps(place, d, length).items():
         total = 0.0
         for kernel, seconds in kernel_seconds(both, place).items():
             total += seconds
@@ -214,8 +225,8 @@ def kernel_seconds(call: Callable[[], Any], place: Place, count: int = 5) -> dic
 
 @contextlib.contextmanager
 def tile(role: str, rows: int, warps: int, stages: int) -> Iterator[None]:
-    """Let the launches of a role have these options."""
-    from wavepe.ops._attention_gpu import launches, plans
+    """Let the launches of a role have these options, in calls that have no plan yet."""
+    from wavepe.ops._attention_gpu import launches
 
     def tuned(of: str, *arguments: Any) -> dict[str, int]:
         options = shipped(of, *arguments)
@@ -225,24 +236,31 @@ def tile(role: str, rows: int, warps: int, stages: int) -> Iterator[None]:
 
     shipped = launches.tuning
     launches.tuning = tuned
-    plans._plans.clear()
     try:
         yield
     finally:
         launches.tuning = shipped
-        plans._plans.clear()
+
+
+def next_scale(d: int) -> float:
+    """Return about the default scale of head size d, another one each time, so no plan has it."""
+    return (1 + 1e-6 * next(_number)) / math.sqrt(d)
+
+
+_number = itertools.count(1)
 
 
 def tiles(place: Place, d: int, length: int) -> Iterator[Line]:
     """Yield the time of each kernel with other tiles, if the results are as near as before."""
     inputs = gpu_attention.problem(place, d, length)
-    way = functools.partial(place.attention(), p=inputs.table)
-    forward, both = gpu_attention._calls(way, inputs)
-    want = [x.float() for x in (*forward(), *both())]
+    attention = functools.partial(place.attention(), p=inputs.table)
+    want = [x.float() for each in gpu_attention._calls(attention, inputs) for x in each()]
     names = dict(zip(("forward", "queries", "keys"), PRODUCTS, strict=True))
     for role, options in TILES.items():
         for option in options[:1] if place.emulated else options:
             name = f"{role} {' '.join(map(str, option))}"
+            way = functools.partial(attention, scale=next_scale(d))
+            forward, both = gpu_attention._calls(way, inputs)
             call = forward if role == "forward" else both
             try:
                 with tile(role, *((16, *option[1:]) if place.emulated else option)):

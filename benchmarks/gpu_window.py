@@ -15,6 +15,7 @@ counts.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
@@ -205,22 +206,29 @@ def build_emulated() -> bool:
 
 
 def prepare(cache: Path) -> int:
-    """Compile the kernels that the windows launch on an sm_90, without a GPU."""
-    os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
-    from . import attention_kernels, gpu_parts
+    """Compile the kernels that the windows launch on an sm_90, without a GPU.
 
-    for size in (128, 64):
-        for kind in ("constant", "none", "learned"):
-            case = attention_kernels.Case(90, size, kind)
-            rows = attention_kernels.measure(case)
-            print(f"head size {size}, table {kind}: {len(rows)} kernels", flush=True)
-        for role, options in gpu_parts.TILES.items():
-            for option in options:
-                with gpu_parts.tile(role, *option):
-                    try:
-                        attention_kernels.measure(attention_kernels.Case(90, size, "constant"))
-                    except Exception as error:
-                        print(f"head size {size}, {role} {option}: {error}", flush=True)
+    The launches are real, on a libcuda that does nothing: Triton's cache has other keys for kernels
+    that are compiled and not launched.
+    """
+    os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
+    from . import gpu_host, gpu_parts
+    from .gpu_measure import Place
+
+    gpu_host._stub()
+    place = Place("cpu")
+    place.emulated = False  # the sizes and dtypes of a GPU
+    with gpu_host.on_a_gpu():
+        for d in (128, 64):
+            for name, call in gpu_parts.steps(place, d, 2048).items():
+                call()
+                print(f"head size {d}, {name}", flush=True)
+            step = gpu_parts.steps(place, d, 2048)["wavelet"]
+            for role, options in gpu_parts.TILES.items():
+                for option in options:
+                    print(f"head size {d}, {role} {option}", flush=True)
+                    with contextlib.suppress(Exception), gpu_parts.tile(role, *option):
+                        step(gpu_parts.next_scale(d))
     for line in gpu_parts.cache():
         print(text_of(line._asdict()))
     return 0
