@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from ..positions import LearnedCache, Rotated, Terms
+from ..positions import LearnedCache, Requests, Rotated, Terms
 from ..positions.tokens import token_positions
 from . import families, masks
 
@@ -39,6 +39,8 @@ class Pass:
     # An attention layer has begun; the last to begin has not called the attention function yet.
     ran = waiting = False
     _parts: tuple[Tensor, masks.MaskParts] | None = None
+    paged: Any = None  # the cache of continuous batching
+    requests: Requests | None = None  # in its row
     packed = False  # whether the tokens may be several sequences
     shifts: list[int | None] | None = None  # see sequences.py
 
@@ -70,12 +72,8 @@ class Pass:
                 else:
                     self.cached = getattr(value, "get_query_offset", value.get_seq_length)(layer)
                 break
-            if name == "cache":
-                raise ValueError(
-                    "continuous batching uses a paged cache, which the attention 'wavepe' cannot "
-                    "read: generate without continuous batching, or load the model with another "
-                    "attn_implementation"
-                )
+            if name == "cache":  # that of continuous batching, whose requests share a row
+                self.paged, self.kept = value, LearnedCache.of(value)
         if isinstance(self.cached, Tensor):
             # Static caches go on counting in their tensor; those of transformers 5.0 miscount.
             places = kwargs.get("cache_position")
