@@ -128,8 +128,9 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m docs.writers --write
 
 pictures readme: export MATPLOTLIBRC = docs/matplotlibrc
-pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
+pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot and an example
 	$(BIN)/wavepe plot all --out docs/pictures
+	$(BIN)/python examples/theory_pictures.py docs/pictures
 
 notebooks: .venv/extras .venv/built ## run docs/notebooks, and keep in them what they print and draw
 	$(BIN)/python -m docs.writers.notebooks

@@ -211,9 +211,7 @@ plots.needle_grid(N(2, 1), fixed('x.png'), lengths=[4, 8], depths=[0.5], title='
 plots.absolute(fixed('x.png'), encodings=('sinusoidal', 'binary'), dim=8, length=5)
 plots.bias(fixed('x.png'), encodings=[SPEC, 'kerple'], heads=2, length=5)
 plots.decay(fixed('x.png'), encodings=['sinusoidal', SPEC], dim=8, length=5)
-plots.matrices(fixed('x.png'), position=3, dim=4, theta=100.0)
 plots.table(fixed('x.png'), encodings=SPEC, dim=8, length=5)
-plots.transform(fixed('x.png'), kind='ricker', length=16)
 plots.wavelengths(fixed('x.png'), encodings=SPEC, dim=8, length=5)
 plots.wavelets(fixed('x.png'), encodings=['wavelet:scales=2'], dim=8, length=5)
 """

@@ -63,12 +63,22 @@ def compares_encodings_of_images(shown):
     assert Path("out/rope-images.png").read_bytes().startswith(b"\x89PNG")
 
 
+def draws_two_pictures(shown):
+    files = ["transform.png", "matrices.png"]
+    assert shown.splitlines() == [f"picture: {Path('out', file)}" for file in files]
+    assert all(Path("out", file).read_bytes().startswith(b"\x89PNG") for file in files)
+
+
 SHOWS = {
     "custom_wavelet": prints_its_table_and_a_loss,
     "rope_images": compares_encodings_of_images,
     "self_attention": trains_and_generates,
+    "theory_pictures": draws_two_pictures,
 }
-LESS = {"rope_images": ["--steps", "2", "--seeds", "2", "--images", "64", "--out", "out"]}
+LESS = {
+    "rope_images": ["--steps", "2", "--seeds", "2", "--images", "64", "--out", "out"],
+    "theory_pictures": ["out"],
+}
 LONGER = ("rope_images", "self_attention")
 BY_TIME = [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in SHOWS]
 
@@ -79,7 +89,7 @@ def test_each_example_is_run():
 
 @pytest.mark.parametrize("name", BY_TIME)
 def test_it_runs(name, tmp_path, monkeypatch):
-    if name == "rope_images":
+    if name in LESS:
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     SHOWS[name](output(EXAMPLES / f"{name}.py", *LESS.get(name, ()), start=forked, COLUMNS="100"))
@@ -98,6 +108,17 @@ def test_scores_of_images_depend_on_both_distances_alone():
     angles = np.arange(grid * grid)[:, None] * 100.0 ** (-np.arange(6) / 6)
     assert np.abs(flat.numpy() - np.cos(angles)).max() < 1e-6
     assert images["tables"]("none", grid, pairs) is None
+
+
+def test_matrices_show_that_rope_is_made_of_wavelets():
+    pytest.importorskip("matplotlib")
+    pictures = runpy.run_path(str(EXAMPLES / "theory_pictures.py"))
+    axes = pictures["matrices"](position=5, dim=6, theta=50.0).axes
+    rotation, wavelets, multiscale = (panel.images[0].get_array() for panel in axes[:3])
+    cos = np.cos(5 * 50.0 ** (-np.arange(3) / 3))
+    assert np.abs(np.sort(np.diag(rotation)) - np.sort(np.repeat(cos, 2))).max() < 1e-12
+    assert np.abs(rotation - wavelets).max() < 1e-12
+    assert np.abs(rotation - multiscale).max() > 0.1
 
 
 def test_five_lines_register_the_wavelet(monkeypatch):

@@ -17,7 +17,6 @@ pytest.importorskip("matplotlib")
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from wavepe import analysis
 from wavepe.analysis import plots
 from wavepe.analysis.plots.drawing import line_looks
 from wavepe.cli import main
@@ -186,7 +185,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["none"], "none: has nothing to draw"),
         (["haar", "db2", "haar"], "haar db2 haar: two pictures would have the same file"),
         (["rope", "alibi", "--png", "x.png"], "--png names one file"),
-        (["all", "--dim", "8"], "--dim: transform takes --kind, --length"),
+        (["all", "--dim", "8"], "--dim: bias takes --encodings, --heads, --length"),
         (["alibi", "--dim", "8"], "--dim: bias, the picture of alibi, takes --encodings"),
         (["alibi", "--encodings", "t5"], "--encodings: alibi names the encoding already"),
         (["table", "--encodings", "alibi"], "needs a relative encoding, got the encoding alibi"),
@@ -194,7 +193,6 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["table", "--dim", "7"], "head size 7 is not divisible by 8 scales"),
         (["decay", "--length", "1"], "length must be at least 2, got 1"),
         (["decay", "--length", "99999999"], "length must be at most 65536 for a picture"),
-        (["matrices", "--position", "-1"], "position must be at least 0, got -1"),
         (["bias", "--encodings", *["alibi"] * 7], "must hold 1 to 6 specs, got 7"),
         (["wavelengths", "--encodings", "rope:inference_theta=scaled,theta=1e400"], "theta"),
         (["table", "--png", "no/such/x.png"], "--png no/such/x.png: No such file"),
@@ -226,9 +224,9 @@ def test_without_matplotlib(folder, capsys, monkeypatch):
 def test_needs_numpy_and_matplotlib_alone():
     code = (
         "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'rich'))\n"
-        "from wavepe.cli import main; sys.exit(main(['plot', 'matrices']))"
+        "from wavepe.cli import main; sys.exit(main(['plot', 'table']))"
     )
-    assert output("-c", code) == "picture: matrices.png\n"
+    assert output("-c", code) == "picture: table.png\n"
 
 
 # ------------------------------------------------------------------ the numbers
@@ -312,20 +310,6 @@ def test_wavelengths_and_the_predicted_band(png):
     assert rows[0]["predicted_band"] == pytest.approx(48.7874, abs=5e-5)
     assert rows[1]["predicted_band"] == pytest.approx(64 * math.log(4096 / 3.65721, 4096), abs=1e-4)
     assert (rows[2]["predicted_band"], rows[3]["predicted_band"]) == (None, None)
-
-
-def test_matrices_and_transform_are_those_of_the_functions(png):
-    drawn = plots.matrices(png, position=5, dim=6, theta=50.0)
-    for name, matrix in (
-        ("wavelets", analysis.rope_wavelet_matrix),
-        ("rotation", analysis.rope_matrix),
-        ("multiscale", analysis.multiscale_rope_matrix),
-    ):
-        assert_within(drawn[name], matrix(5, 6, 50.0), 1e-15, name)
-    drawn = plots.transform(png, length=16)
-    assert_within(drawn["scale"], 2.0 ** (np.arange(9) / 4), 1e-15)
-    scale, shift = drawn["scale"][:, None], np.arange(16)
-    assert_within(drawn["W"], analysis.wavelet_transform(drawn["signal"], scale, shift), 1e-15)
 
 
 def test_biases_by_head(png):

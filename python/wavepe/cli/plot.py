@@ -18,18 +18,13 @@ from ..experiments.imports import import_all
 from .options import add_imports, add_json, check_json, check_picture, write_json
 
 # Each picture is a function of wavepe.analysis.plots.
-PICTURES = (
-    "wavelets", "table", "transform", "absolute", "bias", "decay", "wavelengths", "matrices",
-)  # fmt: skip
+PICTURES = ("wavelets", "table", "absolute", "bias", "decay", "wavelengths")
 # Option -> its arguments for argparse. A picture has the options of its function.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "encodings": {"nargs": "+", "metavar": "SPEC", "help": "the encodings to draw; defaults"},
     "dim": {"help": "head size, or size of an absolute vector; defaults"},
     "length": {"help": "number of distances or positions, or the trained length; defaults"},
     "heads": {"help": "number of attention heads; default"},
-    "position": {"help": "position of the rotation; default"},
-    "theta": {"type": float, "metavar": "X", "help": "base of the rotation; default"},
-    "kind": {"type": str, "metavar": "NAME", "help": "mother wavelet; default"},
 }
 
 

@@ -14,9 +14,9 @@ from ._absolute import absolute
 from ._bias import bias
 from ._models import attention_maps, band_heatmap
 from ._perplexity import perplexity_by_length
-from ._rotation import decay, matrices, wavelengths
+from ._rotation import decay, wavelengths
 from ._shares import accuracy_grid, needle_grid
-from ._wavelets import table, transform, wavelets
+from ._wavelets import table, wavelets
 
 __all__ = [
     "absolute",
@@ -25,11 +25,9 @@ __all__ = [
     "band_heatmap",
     "bias",
     "decay",
-    "matrices",
     "needle_grid",
     "perplexity_by_length",
     "table",
-    "transform",
     "wavelengths",
     "wavelets",
 ]

@@ -1,4 +1,4 @@
-"""Pictures of rotations: decay with distance, wavelengths of pairs, matrices of one position."""
+"""Pictures of rotations: decay with distance, and wavelengths of pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ...arrays.rope_frequencies import DEFAULT_THETA
 from ...common import checks
 from ...encodings import Encoding, RoPE, Sinusoidal
 from .._bands import predicted_band
-from .._matrices import multiscale_rope_matrix, rope_matrix, rope_wavelet_matrix
 from . import drawing
 
 
@@ -158,51 +157,3 @@ def _predicted(encoding: RoPE, dim: int, length: int) -> float | None:
     theta = DEFAULT_THETA if encoding.theta is None else encoding.theta
     plain = type(encoding) is RoPE and set(encoding.options()) <= {"theta", "interleaved"}
     return predicted_band(dim, theta, length) if plain and theta > 1 else None
-
-
-def matrices(
-    path: drawing.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
-) -> dict[str, Any]:
-    """Draw the rotation of one position, its form made of wavelets, and the multi-scale form.
-
-    The first two are equal: RoPE is a wavelet transform along the head. The authors of the third
-    dropped it; see `wavepe.analysis.multiscale_rope_matrix`, also for the source.
-
-    Parameters
-    ----------
-    path : as for all pictures (`wavepe.analysis.plots`)
-    position : int
-        The position, from 0 on.
-    dim : int
-        Head size, even, at most 256.
-    theta : float
-        The base, at least 1.
-
-    Returns
-    -------
-    dict
-        "rotation", "wavelets" and "multiscale", float64 arrays (dim, dim): the results of
-        `rope_matrix`, `rope_wavelet_matrix` and `multiscale_rope_matrix` of wavepe.analysis.
-    """
-    dim, position = drawing.size("dim", dim, 2, 256), checks.integer("position", position, 0)
-    drawn = {
-        "rotation": rope_matrix(position, dim, theta),
-        "wavelets": rope_wavelet_matrix(position, dim, theta),
-        "multiscale": multiscale_rope_matrix(position, dim, theta),
-    }
-    apart = np.abs(drawn["rotation"] - drawn["wavelets"]).max()
-    names = (
-        f"position {position}, rotated",
-        f"made of wavelets\n(within {apart:.0e})",
-        "of several scales",
-    )
-    figure = drawing.new_figure(drawing.WIDTH, 2.9)
-    panels = figure.subplots(1, 3, sharey=True)
-    for axes, name, matrix in zip(panels, names, drawn.values(), strict=True):
-        image = axes.imshow(matrix, interpolation="nearest", **drawing.clear_at_zero(1))
-        axes.set_title(name, fontsize="medium")
-        axes.set_xlabel("of q or k")
-    panels[0].set_ylabel("of the result")
-    figure.colorbar(image, ax=panels, label="entry", pad=0.02)
-    drawing.save(figure, path)
-    return drawn

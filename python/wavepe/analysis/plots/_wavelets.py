@@ -1,4 +1,4 @@
-"""Pictures of wavelets: by distance, scale and shift, as a table, and of their transform."""
+"""Pictures of wavelets by distance, scale and shift, and of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import wavepe
 
 from ...arrays.relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
-from .._matrices import wavelet_transform
 from . import drawing
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def table(
 
     figure = drawing.new_figure(drawing.WIDTH, 7.2)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25, 1))[:, 0]
-    colours = drawing.clear_at_zero(_largest(rows))
+    colours = drawing.clear_at_zero(max(float(np.abs(rows).max()), 1e-12))
     axes = upper.subplots()
     image = axes.imshow(rows, aspect="auto", interpolation="nearest", **colours)
     axes.set(ylabel="distance (tokens)", xlabel="column")
@@ -208,10 +207,6 @@ def table(
     return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
-def _largest(values: np.ndarray) -> float:
-    return max(float(np.abs(values).max()), 1e-12)
-
-
 def _name_columns(axes: Axes, encoding: Encoding, dim: int, columns: list[int]) -> list[str]:
     """Write the scale of each block of columns on the axis of the map; return names of columns."""
     if not isinstance(encoding, Wavelet):
@@ -224,47 +219,3 @@ def _name_columns(axes: Axes, encoding: Encoding, dim: int, columns: list[int]) 
         texts = [f"{start}\na={scale[start]:g}" for start in starts]
         axes.set_xticks(starts, texts, fontsize="small")
     return [f"column {c}\na = {scale[c]:g}, b = {shift[c]:g}" for c in columns]
-
-
-def transform(path: drawing.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
-    """Draw the wavelet transform of a signal with a narrow bump, a wide bump and a fast wave.
-
-    W(a, b) is large if the wavelet of scale a at shift b looks like the signal. So the transform
-    shows where each part of the signal is, and how wide it is; see `wavelet_transform`.
-
-    Parameters
-    ----------
-    path : as for all pictures (`wavepe.analysis.plots`)
-    kind : str
-        The mother wavelet: ricker, gaussian, morlet, haar or a registered one.
-    length : int
-        Number of samples of the signal, from 16 to 2048.
-
-    Returns
-    -------
-    dict
-        "signal", an array (length,), "scale", an array (scales,), and "W", an array
-        (scales, length) by scale and shift.
-    """
-    length = drawing.size("length", length, 16, 2048)
-    t = np.arange(length)
-    narrow = wavepe.gaussian(t, length / 64.0, 0.15 * length)
-    wide = wavepe.gaussian(t, length / 10.0, 0.45 * length)
-    wave = wavepe.gaussian(t, length / 12.0, 0.8 * length) * np.cos(t * 24 * np.pi / length * 2)
-    signal = narrow + wide + wave
-    scale = 2.0 ** np.arange(0, np.log2(length / 4) + 1e-9, 0.25)
-    transformed = wavelet_transform(signal, scale[:, None], t, kind)
-
-    figure = drawing.new_figure(drawing.WIDTH, 4.6)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-    upper.plot(t, signal, color=drawing.COLOURS[0], linewidth=1.2)
-    upper.set_ylabel("signal x(t)")
-    upper.grid(True, **drawing.GRID)
-    colours = drawing.clear_at_zero(_largest(transformed))
-    image = lower.pcolormesh(t, scale, transformed, shading="nearest", rasterized=True, **colours)
-    lower.set_yscale("log", base=2)
-    lower.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    lower.set(ylabel="scale a (tokens)", xlabel="t and shift b (tokens)")
-    figure.colorbar(image, ax=lower, label=f"W(a, b), {kind}", pad=0.02)
-    drawing.save(figure, path)
-    return {"signal": signal, "scale": scale, "W": transformed}
