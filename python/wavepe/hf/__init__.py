@@ -38,6 +38,7 @@ WavePELlamaConfig: _Any  # for type checkers
 WavePELlamaForCausalLM: _Any
 adapt: _Any
 Adapted: _Any
+_importlib.import_module("wavepe.serving")  # a room above this one: it completes the above
 
 
 def __getattr__(name: str) -> _Any:

@@ -43,6 +43,7 @@ IGNORED = (
     "shift_labels",  # for the loss
     "mm_token_type_ids",  # the mask holds their effect
     "seq_idx",  # packed sequences again, for Mamba layers
+    "logits_indices", "logits_processor_args",  # of continuous batching
 )  # fmt: skip
 # Arguments that need no look at their values in each layer.
 HARMLESS = frozenset((*IGNORED, PASS, "use_cache", "is_causal", "output_attentions"))
@@ -92,6 +93,8 @@ def attention_forward(
     offset: Any = None
     if pass_ is not None:
         offset, weights = pass_.offset, weights or pass_.weights
+        if pass_.paged is not None:
+            pass_.read_requests(kwargs["cu_seq_lens_k"])
         if layer.counts and pass_.cache is not None and not pass_.compiling:
             cached: Any = pass_.cached if offset is None else offset
             count, visible = key.shape[2] - query.shape[2], (sliding_window or 1 << 62) - 1
@@ -109,6 +112,9 @@ def attention_forward(
         "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux,
     }  # fmt: skip
     call = module, query, key, value, attention_mask, sliding_window, options
+    if pass_ is not None and pass_.requests is not None:
+        options |= {"offset": None, "requests": pass_.requests}
+        score, weights = NO_ENCODING if score is None else score, None
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
         out, seen = _with_weights(call, score, learned, pass_)
         return out.transpose(1, 2).contiguous(), seen if weights else None
@@ -188,7 +194,8 @@ def _learned(
     score: Any = layer.score
     terms = pass_.learned
     if terms is None:
-        terms = layer.learned(module, k.shape[2], pass_, pass_.hidden)
+        keys = k.shape[2] if pass_.requests is None else pass_.requests.longest
+        terms = layer.learned(module, keys, pass_, pass_.hidden)
     pass_.learned = pass_.hidden = None
     if position_bias is not None and position_bias.shape[-1]:
         terms = {**terms, inkling.OWN: inkling.own_terms(module, position_bias)}

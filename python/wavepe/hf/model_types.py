@@ -75,7 +75,7 @@ class EncodedModel(OfFolder):
         if attn_implementation not in (None, ATTENTION):
             raise ValueError(
                 f"the encoding of {type(self).__name__} needs attn_implementation={ATTENTION!r}, "
-                f"which continuous batching does not take; got {attn_implementation!r}"
+                f"got {attn_implementation!r}: leave the argument out"
             )
         return ATTENTION
 

@@ -12,7 +12,7 @@ from . import families
 from .cache_guard import CacheGuard
 from .layers import spec_text
 from .parts import Parts
-from .passes import PASS, Pass
+from .passes import LENGTHS, PASS, Pass
 from .replaced_code import ReplacedForwardCheck
 from .rotary_check import LiveCheck
 from .sequences import measures_tokens, note_shifts, read_sequences
@@ -26,6 +26,7 @@ class PassHooks:
         self.live, self.spec = live, spec_text(live.spec)
         self.forwards = ReplacedForwardCheck(base)
         self.absolute = parts.absolute
+        self.follow_length = [part for part in parts.cache_parts if part.follows_length]
         scores = [layer.score for layer in parts.layers if layer.score is not None]
         self.counting = next((x.encoding for x in scores if measures_tokens(x.encoding)), None)
         self.reads_positions = any(score.reads_positions for score in scores)
@@ -52,6 +53,9 @@ class PassHooks:
         if self.cuts_logits:  # Gemma 4 would cut the angles of its last layers
             kwargs["logits_to_keep"] = None
         read_sequences(pass_, module, self.counting)
+        for part in self.follow_length:
+            lengths = getattr(pass_.paged, LENGTHS)() if pass_.paged is not None else None
+            getattr(part, "rotation", part).lengths = lengths
         if self.absolute is not None:
             self.absolute.add(module, pass_)
         self.guard.before(pass_)

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from ..positions import LearnedCache, Rotated, Terms
+from ..positions import LearnedCache, Requests, Rotated, Terms
 from ..positions.tokens import token_positions
 from . import families, masks
 
 PASS = "wavepe_pass"  # argument of a base model and of its layers
+LENGTHS = "_wavepe_lengths"  # attribute of a paged cache: a function that returns `Lengths`
 
 
 class Pass:
@@ -39,6 +40,8 @@ class Pass:
     # An attention layer has begun; the last to begin has not called the attention function yet.
     ran = waiting = False
     _parts: tuple[Tensor, masks.MaskParts] | None = None
+    paged: Any = None  # the cache of continuous batching
+    requests: Requests | None = None  # in its row
     packed = False  # whether the tokens may be several sequences
     shifts: list[int | None] | None = None  # see sequences.py
 
@@ -70,12 +73,8 @@ class Pass:
                 else:
                     self.cached = getattr(value, "get_query_offset", value.get_seq_length)(layer)
                 break
-            if name == "cache":
-                raise ValueError(
-                    "continuous batching uses a paged cache, which the attention 'wavepe' cannot "
-                    "read: generate without continuous batching, or load the model with another "
-                    "attn_implementation"
-                )
+            if name == "cache":  # that of continuous batching, whose requests share a row
+                self.paged, self.kept = value, LearnedCache.of(value)
         if isinstance(self.cached, Tensor):
             # Static caches go on counting in their tensor; those of transformers 5.0 miscount.
             places = kwargs.get("cache_position")
@@ -91,6 +90,12 @@ class Pass:
         self.compiling = torch.compiler.is_compiling()
         self.reused: dict[str, Any] = {}  # by type, what layers keep for those that reuse keys
         self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
+
+    def read_requests(self, key_ends: Tensor) -> None:
+        """Set the requests in the row, for a layer whose keys of each end there."""
+        if self.requests is None or self.key_ends is not key_ends:  # most layers share them
+            self.requests = Requests.of(self.sequence_ends, key_ends)
+            self.key_ends = key_ends
 
     def mask_parts(self, mask: Tensor) -> masks.MaskParts:
         """Return `masks.mask_parts` of a mask, which most layers share."""

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from .. import ops
 from ..arrays.rope_frequencies import PARAMETERS, standard_parameters
 from ..encodings import Encoding, RoPE
-from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule
 from . import families, rope_config
 from .pairs import Layout
@@ -139,11 +137,7 @@ class RopeRotation(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
         if self.config.max_position_embeddings != self.rotation.trained_length:
             self._check_trained_length(self.config.max_position_embeddings)
-        frequencies = self.rotation.needed(1, position_ids, self.training)
-        factor = frequencies.factor
-        cos, sin = ops.rope_table(
-            position_ids, frequencies.on(x), attention_factor=factor, dtype=wide(x)
-        )
+        cos, sin = self.rotation.angles(position_ids, x, self.training)
         widen = self.layout.widen
         return CosSin(widen(cos).to(x.dtype), widen(sin).to(x.dtype))
 

@@ -130,8 +130,7 @@ def check_config(config: Any, spec: StoredSpec) -> None:
         raise ValueError(
             f"the position encoding {spec_text(spec)!r} of this model needs "
             f"attn_implementation={ATTENTION!r}, got {config._attn_implementation!r}: call "
-            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first, as "
-            "for continuous batching"
+            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first"
         )
     if config.position_encoding != spec:
         raise ValueError(

@@ -42,8 +42,8 @@ def read_sequences(pass_: Pass, base: nn.Module, counting: Encoding | None) -> N
     `counting` is the encoding of a layer that measures distances in tokens, if there is one.
     """
     tokens, cache, mask = pass_.tokens, pass_.cache, pass_.mask
-    if tokens is None or tokens.ndim < 2 or not tokens.numel():
-        return  # the model raises the error
+    if pass_.paged or tokens is None or tokens.ndim < 2 or not tokens.numel():
+        return  # known requests; or the model raises the error
     packs = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
     if packs and hasattr(cache, PACKED):
         if pass_.cached > 0:

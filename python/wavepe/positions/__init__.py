@@ -11,10 +11,12 @@ tables.py       tables and biases as tensors, computed once for a length [operat
 vectors.py      rows of absolute vectors, computed once for a length [operators of a compiler]
 graph.py        attention in a compiler's graph, with a table by its name
 tokens.py       positions of tokens
+requests.py     requests of a server in one row
 """
 
 from .attention import CacheState, PositionEncoding
 from .learned import Learned, LearnedCache, LearnedTerms, Terms, named_as_in
+from .requests import Lengths, Requests
 from .rotation import FrequencySchedule, Rotated
 from .scores import Scores
 from .tokens import TokenIndices
@@ -25,7 +27,9 @@ __all__ = [
     "Learned",
     "LearnedCache",
     "LearnedTerms",
+    "Lengths",
     "PositionEncoding",
+    "Requests",
     "Rotated",
     "Scores",
     "Terms",

@@ -14,10 +14,12 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
+from .requests import Lengths, at_each_length
 from .tables import FIX_LENGTH, LARGEST_TABLE, cached_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
+MOST_LENGTHS = 1024  # of requests, whose frequencies are kept
 
 
 class Frequencies:
@@ -59,7 +61,11 @@ class FrequencySchedule:
     changes : bool
         Whether frequencies follow the length or the training mode. Then cached keys may have
         another rotation than the current call.
+    lengths : Lengths, optional
+        The requests of this call, if each has frequencies of its own length.
     """
+
+    lengths: Lengths | None = None
 
     def __init__(
         self, encoding: Encoding, head_dim: int, trained_length: int | None, label: str = ""
@@ -67,6 +73,7 @@ class FrequencySchedule:
         self.rope = cast(RoPE, encoding)  # `register_encoding` asks rotary classes to be like RoPE
         self.head_dim, self.trained_length = head_dim, trained_length
         self._label = label or str(encoding)
+        self._by_length: dict[tuple[int, bool], Frequencies] = {}
         self.fix(None)
         self.pairs = len(self.at(SHORT, True).array)
         self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
@@ -102,6 +109,28 @@ class FrequencySchedule:
         )
         mode = "training" if training else "evaluation"
         return Frequencies(inv_freq, factor, f"{self._label} at length {length} in {mode}")
+
+    def angles(self, positions: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, (1|B, L, h), of positions (1|B, L), in the compute type of x."""
+        if self.lengths is None or self.fixed(training) is not None:
+            return angles(self.needed(1, positions, training), x, positions)
+        parts = at_each_length(
+            self.lengths,
+            positions,
+            lambda length: self._kept(length, training),
+            lambda row, frequencies: angles(frequencies, x, row),
+        )
+        cos, sin = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        return cos, sin
+
+    def _kept(self, length: int, training: bool) -> Frequencies:
+        """Return the frequencies of a request, which asks for them in each of its steps."""
+        if len(self._by_length) > MOST_LENGTHS:
+            self._by_length.clear()
+        key = length, training
+        if key not in self._by_length:
+            self._by_length[key] = self.at(*key)
+        return self._by_length[key]
 
     def needed(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
         """Return the frequencies for a call: fixed ones, or those of `of_longest`."""

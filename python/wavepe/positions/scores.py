@@ -22,6 +22,7 @@ from ..ops._scores import default_scale, rows_at
 from .decay import as_columns, from_columns, with_sums
 from .graph import attention_of_encoding
 from .learned import LearnedTerms, Terms
+from .requests import Requests
 from .rotation import Rotated
 from .self_extend import SelfExtend
 from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of
@@ -153,7 +154,7 @@ class Scores:
         """
         if self._changes_vectors and q.dtype == torch.float16:  # it does not reach far enough
             q, k = q.float(), k.float()
-        keys = max(k.shape[2], 1)  # tables of no token have no range
+        keys = max(indices.count(k), 1)  # tables of no token have no range
         terms = self._terms(q, keys, learned, scale, named)
         kernel_args = {**terms.arguments, "q": q, "k": k}
         if terms.shift is not None:
@@ -187,6 +188,7 @@ class Scores:
         rotated: Rotated | None = None,
         positions: Tensor | None = None,
         training: bool = False,
+        requests: Requests | None = None,
         *,
         scale: float | None = None,
         sinks: Tensor | None = None,
@@ -198,8 +200,9 @@ class Scores:
         `positions` (m,) or (B|1, m) are those of the queries, if they are not their indices.
         """
         indices, named = LAST_QUERIES, False
-        if self._changes_vectors or self.reads_positions:
-            indices = TokenIndices(options.get("offset"), positions, options.get("key_mask"))
+        if self._changes_vectors or self.reads_positions or requests is not None:
+            mask = options.get("key_mask")
+            indices = TokenIndices(options.get("offset"), positions, mask, requests)
         if torch.compiler.is_compiling() and is_compiling():
             named = bool(self._tables) and not self._changes_vectors
             named = named and q.is_cpu and not wants_standard()
@@ -209,8 +212,15 @@ class Scores:
         options = {"scale": scale, "window": window, **options, **kernel_args}
         if self.extended is not None and not training:
             assert rotated is not None
-            positions_of = indices.absolute(q, k)
-            return self.extended.attend({**options, "v": v}, *positions_of, rotated.interleaved)
+            queries, keys = indices.absolute(q, k)
+            extend, interleaved = self.extended.attend, rotated.interleaved
+            if requests is None:
+                return extend({**options, "v": v}, queries, keys, interleaved)
+            each = zip(requests.split({**options, "v": v}), requests.slices, strict=True)
+            outs = [extend(x, queries[:, a], keys[:, b], interleaved) for x, (a, b) in each]
+            return torch.cat(outs, 2)
+        if requests is not None:
+            return requests.attention(v=v.to(kernel_args["q"].dtype), **options).to(q.dtype)
         if "name" in kernel_args:
             return attention_of_encoding(v=v, **options)
         out: Any = ops.attention(v=v.to(kernel_args["q"].dtype), **options)

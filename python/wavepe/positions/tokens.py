@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops._compiler import wants_standard
 from ..ops._torch_private import holds
+from .requests import Requests
 
 
 class TokenIndices(NamedTuple):
@@ -16,12 +17,18 @@ class TokenIndices(NamedTuple):
 
     `offset`, int or Tensor () or (B,), is the index of the key at the place of the first query;
     None: the queries come last. `positions` (m,) or (B|1, m) of the queries are their places if
-    None. `key_mask` (B|1, n) is False for tokens that no query sees.
+    None. `key_mask` (B|1, n) is False for tokens that no query sees. `requests`: the only row has
+    several sequences, and the queries of each come last.
     """
 
     offset: int | Tensor | None = None
     positions: Tensor | None = None
     key_mask: Tensor | None = None
+    requests: Requests | None = None
+
+    def count(self, k: Tensor) -> int:
+        """Return the number of keys, that of the longest request."""
+        return k.shape[2] if self.requests is None else self.requests.longest
 
     def queries(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
@@ -32,6 +39,8 @@ class TokenIndices(NamedTuple):
 
     def index_pairs(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return numbers of queries and keys whose differences are the distances."""
+        if self.requests is not None:
+            return self.requests.indices(q.device)
         return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
 
     def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,6 +53,8 @@ class TokenIndices(NamedTuple):
             return places, keys
         positions = self.positions.to(q.device)
         positions = positions if positions.dim() == 2 else positions[None]
+        if self.requests is not None:
+            return positions, self.requests.key_positions(positions)
         if q.shape[2] == k.shape[2]:
             return positions, positions
         shift = positions - places

@@ -1,0 +1,88 @@
+"""Requests of a server in one row: each has queries, more keys, and a length of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+
+
+class Requests(NamedTuple):
+    """The requests of a row; the queries of each are its last tokens.
+
+    `slices` has the queries and the keys of each one in the row, and `longest` is the largest
+    number of keys.
+    """
+
+    slices: Sequence[tuple[slice, slice]]
+    longest: int
+
+    @classmethod
+    def of(cls, query_ends: Tensor, key_ends: Tensor) -> Requests:
+        """Return the requests that end there; both are integers (requests + 1,), from 0 on."""
+        queries, keys = query_ends.tolist(), key_ends.tolist()
+        slices = list(zip(_slices(queries), _slices(keys), strict=True))
+        return cls(slices, max((x.stop - x.start for _, x in slices), default=0))
+
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the index in its request of each query, and of each key, (1, tokens)."""
+        queries, keys = [], []
+        for q, k in self.slices:
+            count = k.stop - k.start
+            keys.append(torch.arange(count, device=device))
+            queries.append(keys[-1][count - (q.stop - q.start) :])
+        return torch.cat(queries)[None], torch.cat(keys)[None]
+
+    def key_positions(self, positions: Tensor) -> Tensor:
+        """Return the positions (1, keys) of all keys, from those of the queries, (1, queries)."""
+        keys = []
+        for q, k in self.slices:
+            before = torch.arange(k.start - k.stop + 1, 1, device=positions.device)
+            keys.append(before + positions[0, q.stop - 1])
+        return torch.cat(keys)[None]
+
+    def split(self, kernel_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of `ops.attention` of each request: q, q_rel (1, H, m, d), k, v."""
+        for queries, keys in self.slices:
+            parts = dict(kernel_args)
+            for name, rows in (("q", queries), ("q_rel", queries), ("k", keys), ("v", keys)):
+                if parts.get(name) is not None:
+                    parts[name] = parts[name][:, :, rows]
+            yield parts
+
+    def attention(self, **kernel_args: Any) -> Tensor:
+        """Call `ops.attention` for each request."""
+        outs: list[Any] = [ops.attention(**parts) for parts in self.split(kernel_args)]
+        return torch.cat(outs, 2)
+
+
+def _slices(ends: list[int]) -> list[slice]:
+    return [slice(*pair) for pair in zip(ends, ends[1:])]
+
+
+Lengths = Sequence[tuple[int, int]]  # of each request in a row, its tokens there and its length
+
+
+def at_each_length(
+    lengths: Lengths,
+    positions: Tensor,
+    of_length: Callable[[int], Any],
+    compute: Callable[[Tensor, Any], Any],
+) -> list[Any]:
+    """Return what `compute` gives for positions (1, tokens) of requests and `of_length`.
+
+    Neighbours for which `of_length` is equal share a call.
+    """
+    values = [of_length(length) for _, length in lengths]
+    counts = [count for count, _ in lengths]
+    shared = [
+        (sum(counts[index] for index in run), values[run[0]])
+        for run in (list(x) for _, x in groupby(range(len(values)), values.__getitem__))
+    ]
+    rows = positions.split([count for count, _ in shared], 1)
+    return [compute(row, value) for row, (_, value) in zip(rows, shared, strict=True)]
