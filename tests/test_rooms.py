@@ -21,10 +21,11 @@ MAY_IMPORT = {
     "nn": TORCH,
     "hf": TORCH,
     "fairseq": TORCH,
+    "serving": f"hf {TORCH}",
     "analysis": f"wavepe hf {TORCH}",
     "training": f"wavepe hf analysis {TORCH}",
     "experiments": f"wavepe hf analysis training {TORCH}",
-    "benchmarks": f"wavepe nn hf fairseq analysis training experiments {TORCH}",
+    "benchmarks": f"wavepe nn hf fairseq analysis training serving experiments {TORCH}",
     "cli": f"wavepe hf analysis training experiments benchmarks {TORCH}",
 }
 LINES = {"python/wavepe": 28_000, "python/wavepe/hf": 4_800, "tests": 40_600}

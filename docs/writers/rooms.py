@@ -69,17 +69,18 @@ def room_of(module: str) -> str:
     return words[1] if words[0] == PACKAGE and len(words) > 1 else words[0]
 
 
-# The public name wavepe.hf.adapt is looked up in a room above at its first use.
-FORWARDED = ("wavepe.hf", "wavepe.training.adapting")
+# The public name wavepe.hf.adapt is looked up in a room above at its first use, and `import
+# wavepe.hf` lets a room above register with transformers.
+FORWARDED = {("wavepe.hf", "wavepe.training.adapting"), ("wavepe.hf", "wavepe.serving")}
 
 
 def imports(modules: Mapping[str, Source]) -> list[Import]:
     """Return all imports between modules, but for `FORWARDED`, which must be there."""
     listed = [x for name, source in modules.items() for x in _imports(name, source, modules)]
-    kept = [each for each in listed if each[:2] != FORWARDED]
-    if FORWARDED[0] in modules and len(kept) == len(listed):
-        raise ValueError(f"{FORWARDED[0]} no longer looks up {FORWARDED[1]}: remove FORWARDED")
-    return kept
+    for pair in FORWARDED - {each[:2] for each in listed}:
+        if pair[0] in modules:
+            raise ValueError(f"{pair[0]} no longer looks up {pair[1]}: change FORWARDED")
+    return [each for each in listed if each[:2] not in FORWARDED]
 
 
 def _imports(importer: str, source: Source, modules: Mapping[str, Source]) -> Iterator[Import]:

@@ -23,7 +23,7 @@ from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
-from ..positions import Scores, Terms, TokenIndices
+from ..positions import Requests, Scores, Terms, TokenIndices
 from . import families, inkling, masks, replaced_code
 from .config import PatchedConfig
 from .families import ATTENTION
@@ -39,11 +39,10 @@ NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
     "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
-    "max_length_k", "num_items_in_batch", "token_type_ids",
-    "shift_labels",  # for the loss
+    "max_length_k", "token_type_ids", "logits_indices", "logits_processor_args",
+    "num_items_in_batch", "shift_labels",  # for the loss
     "mm_token_type_ids",  # the mask holds their effect
     "seq_idx",  # packed sequences again, for Mamba layers
-    "logits_indices", "logits_processor_args",  # of continuous batching
 )  # fmt: skip
 # Arguments that need no look at their values in each layer.
 HARMLESS = frozenset((*IGNORED, PASS, "use_cache", "is_causal", "output_attentions"))
@@ -94,7 +93,8 @@ def attention_forward(
     if pass_ is not None:
         offset, weights = pass_.offset, weights or pass_.weights
         if pass_.paged is not None:
-            pass_.read_requests(kwargs["cu_seq_lens_k"])
+            ends = pass_.sequence_ends, kwargs["cu_seq_lens_k"]
+            pass_.requests = Requests.of(*ends, pass_.requests)
         if layer.counts and pass_.cache is not None and not pass_.compiling:
             cached: Any = pass_.cached if offset is None else offset
             count, visible = key.shape[2] - query.shape[2], (sliding_window or 1 << 62) - 1

@@ -62,9 +62,7 @@ _FAMILIES = (
     Family("mistral", "the sliding window"),
     Family("qwen2"),
     Family("qwen3", f"{NORMS}; the windows of its layer types"),
-    Family(
-        "smollm3", "its layers without positions keep none", rotates=lambda x: bool(x.use_rope)
-    ),
+    Family("smollm3", "its layers without positions keep none", rotates=lambda x: bool(x.use_rope)),
     Family("gemma", "scaling of the embeddings", embedding_scale=lambda c: c.hidden_size**0.5),
     Family(
         "gemma2", "soft cap and scaling of the scores, a window in every second layer",

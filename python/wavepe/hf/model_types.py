@@ -74,8 +74,7 @@ class EncodedModel(OfFolder):
     ) -> str:
         if attn_implementation not in (None, ATTENTION):
             raise ValueError(
-                f"the encoding of {type(self).__name__} needs attn_implementation={ATTENTION!r}, "
-                f"got {attn_implementation!r}: leave the argument out"
+                f"the encoding needs attn_implementation={ATTENTION!r}, got {attn_implementation!r}"
             )
         return ATTENTION
 

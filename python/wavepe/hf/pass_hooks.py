@@ -12,7 +12,7 @@ from . import families
 from .cache_guard import CacheGuard
 from .layers import spec_text
 from .parts import Parts
-from .passes import LENGTHS, PASS, Pass
+from .passes import PASS, Pass
 from .replaced_code import ReplacedForwardCheck
 from .rotary_check import LiveCheck
 from .sequences import measures_tokens, note_shifts, read_sequences
@@ -54,7 +54,7 @@ class PassHooks:
             kwargs["logits_to_keep"] = None
         read_sequences(pass_, module, self.counting)
         for part in self.follow_length:
-            lengths = getattr(pass_.paged, LENGTHS)() if pass_.paged is not None else None
+            lengths = pass_.paged.request_lengths() if pass_.paged is not None else None
             getattr(part, "rotation", part).lengths = lengths
         if self.absolute is not None:
             self.absolute.add(module, pass_)

@@ -18,7 +18,6 @@ from ..positions.tokens import token_positions
 from . import families, masks
 
 PASS = "wavepe_pass"  # argument of a base model and of its layers
-LENGTHS = "_wavepe_lengths"  # attribute of a paged cache: a function that returns `Lengths`
 
 
 class Pass:
@@ -90,12 +89,6 @@ class Pass:
         self.compiling = torch.compiler.is_compiling()
         self.reused: dict[str, Any] = {}  # by type, what layers keep for those that reuse keys
         self.terms: dict[int, Terms] = {}  # number of keys -> shared terms, without gradients
-
-    def read_requests(self, key_ends: Tensor) -> None:
-        """Set the requests in the row, for a layer whose keys of each end there."""
-        if self.requests is None or self.key_ends is not key_ends:  # most layers share them
-            self.requests = Requests.of(self.sequence_ends, key_ends)
-            self.key_ends = key_ends
 
     def mask_parts(self, mask: Tensor) -> masks.MaskParts:
         """Return `masks.mask_parts` of a mask, which most layers share."""

@@ -54,10 +54,10 @@ class AbsoluteVectors:
                 f"program cannot compute them from positions: {FIX_LENGTH}"
             )
         if self.follows_length and self.lengths is not None:
-            rows = at_each_length(
+            parts = at_each_length(
                 self.lengths, positions.cpu(), int, lambda row, n: self._of_row(row.numpy(), n)
             )
-            return to_torch(np.concatenate(rows, 1), positions.device)
+            return to_torch(np.concatenate(parts, 1), positions.device)
         if self.follows_length and positions.numel():
             rows = positions.cpu().numpy()
             vectors_of_rows = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +15,24 @@ from .. import ops
 class Requests(NamedTuple):
     """The requests of a row; the queries of each are its last tokens.
 
-    `slices` has the queries and the keys of each one in the row, and `longest` is the largest
-    number of keys.
+    `query_ends` and `key_ends` are integers (requests + 1,), from 0 on. `slices` has the queries
+    and the keys of each one in the row, and `longest` is the largest number of keys.
     """
 
+    query_ends: Tensor
+    key_ends: Tensor
     slices: Sequence[tuple[slice, slice]]
     longest: int
 
     @classmethod
-    def of(cls, query_ends: Tensor, key_ends: Tensor) -> Requests:
-        """Return the requests that end there; both are integers (requests + 1,), from 0 on."""
+    def of(cls, query_ends: Tensor, key_ends: Tensor, last: Requests | None) -> Requests:
+        """Return the requests that end there: `last`, those of another layer, if they do."""
+        if last is not None and last.key_ends is key_ends:
+            return last
         queries, keys = query_ends.tolist(), key_ends.tolist()
         slices = list(zip(_slices(queries), _slices(keys), strict=True))
-        return cls(slices, max((x.stop - x.start for _, x in slices), default=0))
+        longest = max((x.stop - x.start for _, x in slices), default=0)
+        return cls(query_ends, key_ends, slices, longest)
 
     def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the index in its request of each query, and of each key, (1, tokens)."""
@@ -62,7 +67,7 @@ class Requests(NamedTuple):
 
 
 def _slices(ends: list[int]) -> list[slice]:
-    return [slice(*pair) for pair in zip(ends, ends[1:])]
+    return [slice(*pair) for pair in pairwise(ends)]
 
 
 Lengths = Sequence[tuple[int, int]]  # of each request in a row, its tokens there and its length

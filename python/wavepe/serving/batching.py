@@ -1,8 +1,8 @@
 """Continuous batching of transformers: many requests in one row, their keys in a paged cache.
 
-A manager of transformers knows the attention implementations that read its cache, and refuses
-others by name. Here it takes "wavepe" for models with an encoding, whose layers find the requests
-in their pass (hf/passes.py). All else stays transformers'.
+A manager of transformers takes attention implementations by their name. Here it takes "wavepe",
+too, for models with an encoding. Their layers find the requests in their pass (hf/passes.py), and
+all else stays transformers'.
 """
 
 from __future__ import annotations
@@ -10,81 +10,123 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import transformers
+from packaging.version import Version
 from transformers.generation.continuous_batching import continuous_api
 
 from ..hf import families
-from ..hf.install import installed
+from ..hf.install import Installed, installed
 from ..hf.layers import spec_text
-from ..hf.passes import LENGTHS
+from ..positions import Lengths
 
 Manager: Any = continuous_api.ContinuousBatchingManager
-_SWITCH, _CREATE = "switch_to_cb_friendly_attn", "_create_batch_processor"
 SPEC = "_wavepe_spec"  # attribute of a manager: the encoding of the keys in its cache
-
-
-def _record(model: Any) -> Any:
-    """Return the record of the encoding of a model, or None for a stock one."""
-    base = getattr(model, "base_model", None)
-    return None if base is None else installed(base)
-
-
-def check(model: Any) -> None:
-    """Raise ValueError if a model with an encoding cannot be batched continuously."""
-    base = families.decoder(model)
-    for layer in families.attentions(base):
-        score = layer.wavepe.score
-        if score is not None and score.has_decay:
-            raise ValueError(
-                f"{score.encoding} keeps a number of each token beside its key, for which the "
-                "paged cache of continuous batching has no room: generate without it"
-            )
+# Their layers do not give a paged cache what it needs, or have sizes that it does not know.
+NOT_CARRIED = ("gemma4_text", "gpt_neox", "inkling_text", "stablelm")
 
 
 def register() -> None:
-    """Let managers take the attention of wavepe, in versions of transformers that have them."""
-    if not (hasattr(Manager, _SWITCH) and hasattr(Manager, _CREATE)):
-        return  # before transformers 5.24: it refuses the name of the attention
-    switch, create = getattr(Manager, _SWITCH), getattr(Manager, _CREATE)
+    """Let the managers of transformers take models with an encoding.
 
+    Versions before 5.24 have other managers, which refuse the attention "wavepe" by its name.
+    """
+    if Version(transformers.__version__) >= Version("5.24"):
+        Manager.__init__ = _initialised(Manager.__init__)
+        Manager.switch_to_cb_friendly_attn = _switched(Manager.switch_to_cb_friendly_attn)
+        Manager._create_batch_processor = _created(Manager._create_batch_processor)
+
+
+def _encoding(model: Any) -> tuple[Any, Installed | None]:
+    """Return the base model with an encoding in `model`, and the record of it; or two None."""
+    found = ((module, installed(module)) for module in model.modules())
+    return next((pair for pair in found if pair[1] is not None), (None, None))
+
+
+def _switched(switch: Any) -> Any:
     @functools.wraps(switch)
-    def checked_switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        record = _record(model)
+    def switched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        base, record = _encoding(model)
         spec = "" if record is None else spec_text(record.spec)
         if vars(self).setdefault(SPEC, spec) != spec:
             raise ValueError(
-                f"the cache of this manager holds keys of {getattr(self, SPEC) or 'no encoding'!r}, "
-                f"and the model has {spec or 'none'!r} now: call "
+                f"the cache of this manager was filled with {getattr(self, SPEC) or 'no encoding'}"
+                f", and the model has {spec or 'none'} now: call "
                 "model.destroy_cached_continuous_batching_manager() first"
             )
         if record is None:
             switch(self, model, *args, **kwargs)
         else:
-            check(model)
+            _check(base)
 
-    @functools.wraps(create)
-    def create_with_lengths(self: Any) -> Any:
-        record = _record(self.model)
+    return switched
+
+
+def _check(base: Any) -> None:
+    """Raise ValueError if a base model with an encoding cannot be batched continuously."""
+    family = families.of(base.config).model_type
+    remedy = "call generate() instead, or serve without continuous batching"
+    if family in NOT_CARRIED:
+        raise ValueError(
+            f"continuous batching does not take a {family}, stock or with an encoding, because "
+            f"its layers do not know the paged cache: {remedy}"
+        )
+    if not getattr(base.config, "is_causal", True):
+        raise ValueError(f"continuous batching is causal, got config.is_causal=False: {remedy}")
+    for layer in families.attentions(base):
+        if layer.wavepe.score is not None and layer.wavepe.score.has_decay:
+            raise ValueError(
+                f"{layer.wavepe.score.encoding} keeps the decay of each token beside its key, and "
+                f"the paged cache of continuous batching has no room for it: {remedy}"
+            )
+
+
+def _initialised(init: Any) -> Any:
+    @functools.wraps(init)
+    def initialised(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        _, record = _encoding(self.model)
         if record is None:
-            return create(self)
-        if record.length_parts:  # a prefix of another request would have other keys
-            self.continuous_batching_config.allow_block_sharing = False
+            return
+        config = self.continuous_batching_config
+        compiled = config.varlen_compile_config or config.decode_compile_config
+        if compiled or any(config.use_cuda_graph or ()):
+            raise ValueError(
+                f"continuous batching with {spec_text(record.spec)} reads the requests of each "
+                "pass, so it takes no CUDA graphs and no compilation: leave use_cuda_graph and the "
+                "compile settings out"
+            )
+        if record.length_parts:  # the keys of a prefix depend on the length of the request
+            config.allow_block_sharing = False
+
+    return initialised
+
+
+def _created(create: Any) -> Any:
+    @functools.wraps(create)
+    def created(self: Any) -> Any:
         processor = create(self)
-        setattr(processor.cache, LENGTHS, functools.partial(_lengths, processor))
+        if _encoding(self.model)[1] is not None:
+            processor.cache.request_lengths = functools.partial(_request_lengths, processor)
         return processor
 
-    setattr(Manager, _SWITCH, checked_switch)
-    setattr(Manager, _CREATE, create_with_lengths)
+    return created
 
 
-def _lengths(processor: Any) -> list[int]:
-    """Return the length of each request in the current row: its prompt and all new tokens.
+def _request_lengths(processor: Any) -> Lengths:
+    """Return the tokens of each request in the current row, and its length.
 
-    It is the same in all passes of a request, also if its cache was dropped and it begins again.
+    The length counts the prompt and all new tokens, because the last one must find keys that fit.
+    It is the same in every pass, also after a request has lost its keys and begun again. A request
+    without a limit has the length of its prompt.
     """
-    states = [x.state for x in processor.inputs_and_outputs.requests_in_batch]
-    return [
-        len(x.initial_tokens) + x.max_new_tokens
-        if x.max_new_tokens is not None
-        else x._true_initial_tokens or len(x.initial_tokens)
-        for x in states
-    ]
+    inputs = processor.inputs_and_outputs
+    if hasattr(inputs, "io_pairs"):  # of asynchronous batching
+        inputs = inputs.io_pairs[inputs.current_pair].host_io
+    lengths = []
+    for request in inputs.requests_in_batch:
+        state = request.state
+        length = state._true_initial_tokens or len(state.initial_tokens)
+        if state.max_new_tokens is not None:
+            length = len(state.initial_tokens) + state.max_new_tokens
+        lengths.append((request.query_length, length))
+    return lengths

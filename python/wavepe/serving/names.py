@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 from ..hf.config import MODELS
 
@@ -10,8 +11,11 @@ from ..hf.config import MODELS
 def register() -> None:
     """Make the model classes attributes of the module transformers.
 
-    `transformers serve` looks up the architecture of a configuration there, once the configuration
-    is loaded, and so this module is.
+    `transformers serve` looks the architecture of a folder up there. It has loaded the
+    configuration before, and so this module. While transformers is imported, it puts another module
+    object of itself into `sys.modules`; the server may have the first one.
     """
-    for name, model_class in MODELS.items():
-        setattr(sys.modules["transformers"], name, model_class)
+    modules = [x for x in list(sys.modules.values()) if isinstance(x, ModuleType)]
+    for module in [sys.modules["transformers"], *(vars(x).get("transformers") for x in modules)]:
+        if isinstance(module, ModuleType) and module.__name__ == "transformers":
+            vars(module).update(MODELS)
