@@ -9,30 +9,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import ops
-
 
 class Requests(NamedTuple):
     """The requests of a row; the queries of each are its last tokens.
 
-    `query_ends` and `key_ends` are integers (requests + 1,), from 0 on. `slices` has the queries
-    and the keys of each one in the row, and `longest` is the largest number of keys.
+    `ends` are the arguments of `ops.attention`. `slices` has the queries and the keys of each one
+    in the row, and `longest` is the largest number of keys.
     """
 
-    query_ends: Tensor
-    key_ends: Tensor
+    ends: Mapping[str, Tensor]
     slices: Sequence[tuple[slice, slice]]
     longest: int
 
     @classmethod
     def of(cls, query_ends: Tensor, key_ends: Tensor, last: Requests | None) -> Requests:
-        """Return the requests that end there: `last`, those of another layer, if they do."""
-        if last is not None and last.key_ends is key_ends:
+        """Return the requests with these ends, integers (requests + 1,) from 0 on.
+
+        `last` are those of another layer, which are the same if its tensor of ends is.
+        """
+        if last is not None and last.ends["cu_seqlens_k"] is key_ends:
             return last
         queries, keys = query_ends.tolist(), key_ends.tolist()
         slices = list(zip(_slices(queries), _slices(keys), strict=True))
         longest = max((x.stop - x.start for _, x in slices), default=0)
-        return cls(query_ends, key_ends, slices, longest)
+        return cls({"cu_seqlens_q": query_ends, "cu_seqlens_k": key_ends}, slices, longest)
 
     def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the index in its request of each query, and of each key, (1, tokens)."""
@@ -59,11 +59,6 @@ class Requests(NamedTuple):
                 if parts.get(name) is not None:
                     parts[name] = parts[name][:, :, rows]
             yield parts
-
-    def attention(self, **kernel_args: Any) -> Tensor:
-        """Call `ops.attention` for each request."""
-        outs: list[Any] = [ops.attention(**parts) for parts in self.split(kernel_args)]
-        return torch.cat(outs, 2)
 
 
 def _slices(ends: list[int]) -> list[slice]:

@@ -220,7 +220,7 @@ class Scores:
             outs = [extend(x, queries[:, a], keys[:, b], interleaved) for x, (a, b) in each]
             return torch.cat(outs, 2)
         if requests is not None:
-            return requests.attention(v=v.to(kernel_args["q"].dtype), **options).to(q.dtype)
+            options |= requests.ends
         if "name" in kernel_args:
             return attention_of_encoding(v=v, **options)
         out: Any = ops.attention(v=v.to(kernel_args["q"].dtype), **options)

@@ -105,28 +105,53 @@ def _created(create: Any) -> Any:
     @functools.wraps(create)
     def created(self: Any) -> Any:
         processor = create(self)
-        if _encoding(self.model)[1] is not None:
+        if _encoding(self.model)[1] is not None and not hasattr(processor.cache, "request_lengths"):
             processor.cache.request_lengths = functools.partial(_request_lengths, processor)
+            _limit(processor)
         return processor
 
     return created
 
 
-def _request_lengths(processor: Any) -> Lengths:
-    """Return the tokens of each request in the current row, and its length.
+def _limit(processor: Any) -> None:
+    """Let a request fail that could outgrow the whole cache.
 
-    The length counts the prompt and all new tokens, because the last one must find keys that fit.
-    It is the same in every pass, also after a request has lost its keys and begun again. A request
-    without a limit has the length of its prompt.
+    It would end the manager, and all other requests with it.
     """
+    from transformers.generation.continuous_batching import model_runner, requests  # not in 5.0
+
+    empty = requests.RequestState("", [])
+    if processor.cache.can_store_request_tokens(empty, 1 << 40, dry_run=True):
+        return  # windows in all layers
+    most = model_runner.infer_max_single_request_tokens(processor.cache)
+    add = processor.scheduler.add_waiting_request
+
+    def add_if_it_fits(state: Any) -> None:
+        if _length(state) - (state.max_new_tokens is not None) > most:  # the last one is not stored
+            raise ValueError(
+                f"{len(state.initial_tokens)} tokens and {state.max_new_tokens or 'any'} new ones "
+                f"do not fit the cache, which holds {most}: ask for fewer tokens, or give the "
+                "cache more blocks (num_blocks)"
+            )
+        add(state)
+
+    processor.scheduler.add_waiting_request = add_if_it_fits
+
+
+def _request_lengths(processor: Any) -> Lengths:
+    """Return the tokens of each request in the current row, and its length."""
     inputs = processor.inputs_and_outputs
     if hasattr(inputs, "io_pairs"):  # of asynchronous batching
         inputs = inputs.io_pairs[inputs.current_pair].host_io
-    lengths = []
-    for request in inputs.requests_in_batch:
-        state = request.state
-        length = state._true_initial_tokens or len(state.initial_tokens)
-        if state.max_new_tokens is not None:
-            length = len(state.initial_tokens) + state.max_new_tokens
-        lengths.append((request.query_length, length))
-    return lengths
+    return [(x.query_length, _length(x.state)) for x in inputs.requests_in_batch]
+
+
+def _length(state: Any) -> int:
+    """Return the length of a request: that of its prompt and of all new tokens.
+
+    The last token must find keys that fit. So the length is the same in every pass, also after a
+    request has lost its keys and begun again. Without a limit it is that of the prompt.
+    """
+    if state.max_new_tokens is None:
+        return state._true_initial_tokens or len(state.initial_tokens)
+    return len(state.initial_tokens) + state.max_new_tokens
