@@ -8,11 +8,11 @@ all else stays transformers'.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
-import transformers
-from packaging.version import Version
 from transformers.generation.continuous_batching import continuous_api
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ..hf import families
 from ..hf.install import Installed, installed
@@ -28,9 +28,10 @@ NOT_CARRIED = ("gemma4_text", "gpt_neox", "inkling_text", "stablelm")
 def register() -> None:
     """Let the managers of transformers take models with an encoding.
 
-    Versions before 5.24 have other managers, which refuse the attention "wavepe" by its name.
+    Before transformers 5.24 the layers do not read the paged cache. There managers refuse the
+    attention "wavepe" by its name.
     """
-    if Version(transformers.__version__) >= Version("5.24"):
+    if "cache" in inspect.signature(inspect.unwrap(LlamaAttention.forward)).parameters:
         Manager.__init__ = _initialised(Manager.__init__)
         Manager.switch_to_cb_friendly_attn = _switched(Manager.switch_to_cb_friendly_attn)
         Manager._create_batch_processor = _created(Manager._create_batch_processor)
