@@ -69,7 +69,7 @@ def alone(model, rows, new=NEW):
 
 
 def outputs_of(model, rows, new=NEW, persistent_manager=False, **settings):
-    """What `generate_batch` returns for each row."""
+    """The outputs of `generate_batch`."""
     config = transformers.ContinuousBatchingConfig(**SETTINGS | settings)
     greedy = transformers.GenerationConfig(max_new_tokens=new, eos_token_id=-1, do_sample=False)
     options = {"continuous_batching_config": config, "persistent_manager": persistent_manager}

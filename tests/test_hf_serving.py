@@ -50,7 +50,7 @@ def test_each_request_is_that_of_generate(spec):
 
 
 def test_the_tokens_depend_on_positions():
-    """What the tests above would not see otherwise."""
+    """Else the tests above would see nothing."""
     wanted = alone(patched_tiny("none"), prompts())
     for spec in (*QUICK, "rope:theta=20"):
         others = alone(patched_tiny(spec), prompts())
@@ -132,9 +132,9 @@ def test_requests_without_a_limit_have_the_length_of_their_prompt():
     )
     manager.start()
     manager.add_request(row, max_new_tokens=None)
-    found = manager.get_result(timeout=60).generated_tokens
+    tokens = manager.get_result(timeout=60).generated_tokens
     manager.stop()
-    assert found == wanted[: wanted.index(wanted[5]) + 1]
+    assert tokens == wanted[: wanted.index(wanted[5]) + 1]
 
 
 def test_a_fixed_length_is_that_of_all_requests():

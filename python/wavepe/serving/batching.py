@@ -39,8 +39,8 @@ def register() -> None:
 
 def _encoding(model: Any) -> tuple[Any, Installed | None]:
     """Return the base model with an encoding in `model`, and the record of it; or two None."""
-    found = ((module, installed(module)) for module in model.modules())
-    return next((pair for pair in found if pair[1] is not None), (None, None))
+    records = ((module, installed(module)) for module in model.modules())
+    return next((pair for pair in records if pair[1] is not None), (None, None))
 
 
 def _switched(switch: Any) -> Any:
