@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -74,15 +74,12 @@ def at_each_length(
     of_length: Callable[[int], Any],
     compute: Callable[[Tensor, Any], Any],
 ) -> list[Any]:
-    """Return what `compute` gives for positions (1, tokens) of requests and `of_length`.
+    """Return what `compute` gives for positions (1, tokens) of requests, and `of_length`.
 
-    Neighbours for which `of_length` is equal share a call.
+    Requests for which `of_length` is the same share one call.
     """
     values = [of_length(length) for _, length in lengths]
-    counts = [count for count, _ in lengths]
-    shared = [
-        (sum(counts[index] for index in run), values[run[0]])
-        for run in (list(x) for _, x in groupby(range(len(values)), values.__getitem__))
-    ]
-    rows = positions.split([count for count, _ in shared], 1)
-    return [compute(row, value) for row, (_, value) in zip(rows, shared, strict=True)]
+    if len(set(values)) == 1:
+        return [compute(positions, values[0])]
+    rows = positions.split([count for count, _ in lengths], 1)
+    return [compute(row, value) for row, value in zip(rows, values, strict=True)]

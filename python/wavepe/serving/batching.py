@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from transformers.generation.continuous_batching import continuous_api
@@ -32,9 +33,20 @@ def register() -> None:
     attention "wavepe" by its name.
     """
     if "cache" in inspect.signature(inspect.unwrap(LlamaAttention.forward)).parameters:
-        Manager.__init__ = _initialised(Manager.__init__)
-        Manager.switch_to_cb_friendly_attn = _switched(Manager.switch_to_cb_friendly_attn)
-        Manager._create_batch_processor = _created(Manager._create_batch_processor)
+        _extend("__init__", _init)
+        _extend("switch_to_cb_friendly_attn", _switch)
+        _extend("_create_batch_processor", _create)
+
+
+def _extend(name: str, extension: Callable[..., Any]) -> None:
+    """Let a method of the managers become `extension`, which gets the old one first."""
+    method = getattr(Manager, name)
+
+    @functools.wraps(method)
+    def extended(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return extension(functools.partial(method, self), self, *args, **kwargs)
+
+    setattr(Manager, name, extended)
 
 
 def _encoding(model: Any) -> tuple[Any, Installed | None]:
@@ -43,23 +55,20 @@ def _encoding(model: Any) -> tuple[Any, Installed | None]:
     return next((pair for pair in records if pair[1] is not None), (None, None))
 
 
-def _switched(switch: Any) -> Any:
-    @functools.wraps(switch)
-    def switched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        base, record = _encoding(model)
-        spec = "" if record is None else spec_text(record.spec)
-        if vars(self).setdefault(SPEC, spec) != spec:
-            raise ValueError(
-                f"the cache of this manager was filled with {getattr(self, SPEC) or 'no encoding'}"
-                f", and the model has {spec or 'none'} now: call "
-                "model.destroy_cached_continuous_batching_manager() first"
-            )
-        if record is None:
-            switch(self, model, *args, **kwargs)
-        else:
-            _check(base)
-
-    return switched
+def _switch(switch: Any, manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Let the model keep its attention; ValueError if it cannot be batched continuously."""
+    base, record = _encoding(model)
+    spec = "" if record is None else spec_text(record.spec)
+    if (filled := vars(manager).setdefault(SPEC, spec)) != spec:
+        raise ValueError(
+            f"the cache of this manager was filled with {filled or 'no encoding'}, and the model "
+            f"has {spec or 'none'} now: call model.destroy_cached_continuous_batching_manager() "
+            "first"
+        )
+    if record is None:
+        switch(model, *args, **kwargs)
+    else:
+        _check(base)
 
 
 def _check(base: Any) -> None:
@@ -81,37 +90,31 @@ def _check(base: Any) -> None:
             )
 
 
-def _initialised(init: Any) -> Any:
-    @functools.wraps(init)
-    def initialised(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        _, record = _encoding(self.model)
-        if record is None:
-            return
-        config = self.continuous_batching_config
-        compiled = config.varlen_compile_config or config.decode_compile_config
-        if compiled or any(config.use_cuda_graph or ()):
-            raise ValueError(
-                f"continuous batching with {spec_text(record.spec)} reads the requests of each "
-                "pass, so it takes no CUDA graphs and no compilation: leave use_cuda_graph and the "
-                "compile settings out"
-            )
-        if record.length_parts:  # the keys of a prefix depend on the length of the request
-            config.allow_block_sharing = False
-
-    return initialised
+def _init(init: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse settings by which a pass would not read its requests."""
+    init(*args, **kwargs)
+    _, record = _encoding(manager.model)
+    if record is None:
+        return
+    config = manager.continuous_batching_config
+    compiled = config.varlen_compile_config or config.decode_compile_config
+    if compiled or any(config.use_cuda_graph or ()):
+        raise ValueError(
+            f"continuous batching with {spec_text(record.spec)} reads the requests of each pass, "
+            "so it takes no CUDA graphs and no compilation: leave use_cuda_graph and the compile "
+            "settings out"
+        )
+    if record.length_parts:  # the keys of a prefix depend on the length of the request
+        config.allow_block_sharing = False
 
 
-def _created(create: Any) -> Any:
-    @functools.wraps(create)
-    def created(self: Any) -> Any:
-        processor = create(self)
-        if _encoding(self.model)[1] is not None and not hasattr(processor.cache, "request_lengths"):
-            processor.cache.request_lengths = functools.partial(_request_lengths, processor)
-            _limit(processor)
-        return processor
-
-    return created
+def _create(create: Any, manager: Any) -> Any:
+    """Let passes find the lengths of their requests, by the cache of a new processor."""
+    processor = create()
+    if _encoding(manager.model)[1] is not None and not hasattr(processor.cache, "request_lengths"):
+        processor.cache.request_lengths = functools.partial(_request_lengths, processor)
+        _limit(processor)
+    return processor
 
 
 def _limit(processor: Any) -> None:
