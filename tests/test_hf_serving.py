@@ -20,6 +20,7 @@ from serving_cases import (
     Server,
     alone,
     batched,
+    model_of,
     outputs_of,
     prompts,
     save,
@@ -59,8 +60,8 @@ def test_the_tokens_depend_on_positions():
 
 @each_family
 def test_families(family):
-    model = build(family, max_position_embeddings=16)
     if family in NOT_CARRIED:
+        model = build(family)
         reasons = "'kwargs'|'cu_seq_lens_k'|per-layer attribute|Invalid layer type"
         with pytest.raises(Exception, match=reasons):  # a stock model is not carried, either
             batched(model, prompts())
@@ -70,8 +71,9 @@ def test_families(family):
         ):
             batched(model, prompts())
         return
-    wavepe.hf.patch(model, "rope+wavelet:scales=4")
-    assert batched(model, prompts()) == alone(model, prompts())
+    model, without = (model_of(family, spec) for spec in ("rope+wavelet:scales=4", "none"))
+    wanted = alone(model, prompts())
+    assert batched(model, prompts()) == wanted != alone(without, prompts())
 
 
 @pytest.fixture

@@ -52,10 +52,10 @@ class PassHooks:
             pass_.set_positions(pass_.positions_by_mask())
         if self.cuts_logits:  # Gemma 4 would cut the angles of its last layers
             kwargs["logits_to_keep"] = None
-        read_sequences(pass_, module, self.counting)
         for part in self.follow_length:
             lengths = pass_.paged.request_lengths() if pass_.paged is not None else None
             getattr(part, "rotation", part).lengths = lengths
+        read_sequences(pass_, module, self.counting)
         if self.absolute is not None:
             self.absolute.add(module, pass_)
         self.guard.before(pass_)
