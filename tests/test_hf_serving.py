@@ -1,6 +1,7 @@
 """Serving: continuous batching and the server of transformers, against `generate` alone."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -29,6 +30,8 @@ from serving_cases import (
 )
 from transformers.generation.continuous_batching import PagedAttentionCache, RequestState
 from wavepe.serving.batching import NOT_CARRIED
+
+from benchmarks import serving
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the largest scale is:UserWarning"),
@@ -219,3 +222,11 @@ def test_the_server(words, tmp_path, monkeypatch):
         server.process.wait()
     with Server(*words, home=tmp_path) as server:
         assert server.text(folder, rows[5]) == wanted[5]
+
+
+@pytest.mark.slow
+def test_the_benchmark(capsys):
+    assert serving.main(["--quick", "--repeats", "1", "--most", "1"]) == 0
+    rates = re.findall(r"\((\d\.\d\d)\) \|", capsys.readouterr().out)
+    assert len(rates) == 1 + len(serving.SPECS)
+    assert rates[0] == "1.00"
