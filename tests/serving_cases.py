@@ -8,6 +8,7 @@ and each encoding (those whose name or spec has one of the words), and compares 
 import contextlib
 import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -105,21 +106,25 @@ def save(model, folder):
     return str(folder)
 
 
-class Server:
-    """`transformers serve` on the loopback address, in a process that does not import wavepe."""
+TRANSFORMERS = ("transformers.cli.transformers", "serve", "--trust-remote-code")
 
-    def __init__(self, *words, home):
+
+class Server:
+    """A server on the loopback address, in a process that does not import wavepe by itself."""
+
+    def __init__(self, *words, home, module=TRANSFORMERS, **environment):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", *words]
-        command += ["--trust-remote-code", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", *module, *map(str, words)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
         self.log = Path(home, f"log-{self.port}")
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            options = {"env": {**os.environ, **environment}, "start_new_session": True}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, **options)
 
     def __enter__(self):
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600  # of a busy machine
         while True:
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             with contextlib.suppress(OSError), self.open("/health"):
@@ -128,7 +133,8 @@ class Server:
             time.sleep(0.2)
 
     def __exit__(self, *_):
-        self.process.send_signal(signal.SIGKILL)  # its own shutdown waits for open connections
+        with contextlib.suppress(ProcessLookupError):  # a shutdown waits for open connections
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def open(self, path, body=None):

@@ -67,6 +67,11 @@ class PositionEncoding(Learned):
         """Set the length of the sequences in training, on which frequencies may depend."""
         self._schedule = schedule_of(self.encoding, self._head_dim, length)
 
+    def fix(self, length: int | None) -> None:
+        """Rotate with the frequencies of `length` tokens from now on; None: of each sequence."""
+        if self._schedule is not None:
+            self._schedule.fix(length)
+
     def check_fits(self, head_dim: int, heads: int, causal: bool) -> None:
         """Raise ValueError if this is not the encoding of a layer of that kind."""
         sizes = (self._head_dim, self._heads, self._causal)
