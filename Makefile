@@ -14,7 +14,7 @@ EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip ins
 NEEDS = command -v $(1) > /dev/null || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
 C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
-PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
+PY_FILES := $(shell find python -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build

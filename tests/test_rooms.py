@@ -28,7 +28,12 @@ MAY_IMPORT = {
     "benchmarks": f"wavepe nn hf fairseq analysis training serving experiments {TORCH}",
     "cli": f"wavepe hf analysis training experiments benchmarks {TORCH}",
 }
-LINES = {"python/wavepe": 28_000, "python/wavepe/hf": 4_800, "tests": 40_600}
+LINES = {
+    "python/wavepe": 28_000,
+    "python/wavepe/hf": 4_800,
+    "python/wavepe_vllm": 300,
+    "tests": 40_600,
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import wavepe.hf
 from serving_cases import Server
 from vllm_cases import PROMPTS, engine, generated, plugin, saved, served, specs, vllm
 from wavepe.hf.layers import LayerEncodings
-from wavepe.serving import vllm_model
+from wavepe_vllm import model as vllm_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM warns of its own calls
 MORE = [pytest.param(spec, marks=pytest.mark.slow) for spec in specs()]

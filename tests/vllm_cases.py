@@ -30,9 +30,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of its packages, while they are imported
     import vllm
     import wavepe.hf
+    import wavepe_vllm as plugin
     from hf_families import build, stirred
     from serving_cases import prompts, specs
-    from wavepe.serving import vllm as plugin
 
     # A class that vLLM knows by its name alone is imported in a new process first: 10 s.
     for stock in plugin.STOCK[1:]:

@@ -17,17 +17,16 @@ from vllm import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
-
-from ..encodings import Encoding
-from ..encodings import encoding as read_encoding
-from ..encodings.base import combine
-from ..hf.config import CLASS_PREFIX
-from ..hf.layers import LayerEncodings
-from ..hf.learned import MODULE_NAME
-from ..hf.rope_config import Slot
-from ..hf.rotary import RopeRotation
-from ..positions import CacheState, Learned, PositionEncoding, Requests, named_as_in
-from ..positions.absolute import AbsoluteVectors
+from wavepe.encodings import Encoding
+from wavepe.encodings import encoding as read_encoding
+from wavepe.encodings.base import combine
+from wavepe.hf.config import CLASS_PREFIX
+from wavepe.hf.layers import LayerEncodings
+from wavepe.hf.learned import MODULE_NAME
+from wavepe.hf.rope_config import Slot
+from wavepe.hf.rotary import RopeRotation
+from wavepe.positions import CacheState, Learned, PositionEncoding, Requests, named_as_in
+from wavepe.positions.absolute import AbsoluteVectors
 
 
 @functools.cache

@@ -1,11 +1,11 @@
-"""The plug-in for vLLM: it registers the model types wavepe_<family>. See vllm_model.py."""
+"""The plug-in for vLLM: it registers the model types wavepe_<family>. See model.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..common.runtime import command_for
-from ..hf.config import CLASS_PREFIX
+from wavepe.common.runtime import command_for
+from wavepe.hf.config import CLASS_PREFIX
 
 VERSIONS = ("0.32.0",)
 # Classes of vLLM whose decoder layers have a `self_attn` that calls `rotary_emb`, then `attn`.
@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Any:
             f"wavepe's plug-in is tested with vLLM {' and '.join(VERSIONS)} only, and this is vLLM "
             f"{vllm.__version__}: {command_for('vllm')}"
         )
-    from .vllm_model import served_class
+    from .model import served_class
 
     return served_class(stock)
