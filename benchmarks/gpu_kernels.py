@@ -105,22 +105,23 @@ def _gradients(place: Place, generator: torch.Generator) -> Iterator[Triple]:
 
 
 def _bias(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Triple]:
-    def bias(q: Tensor, p: Tensor, beyond: str) -> Tensor:
+    def bias(q: Tensor, p: Tensor, keys: int, beyond: str) -> Tensor:
         if place.emulated:  # the function that is registered for CUDA
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            return by_product(q.to(wide), p.to(wide), 70, -3, beyond).to(q.dtype)
-        return ops.relative_bias(q, p, 70, first=-3, beyond=beyond)
+            return by_product(q.to(wide), p.to(wide), keys, -3, beyond).to(q.dtype)
+        return ops.relative_bias(q, p, keys, first=-3, beyond=beyond)
 
-    for beyond in ("zero", "edge"):
+    # Rows of 70 keys are whole words of 16 bytes in float64, rows of 69 are in no dtype.
+    for beyond, keys in (("zero", 70), ("edge", 69)):
         q = torch.randn(2, 3, 65, 32, generator=generator).to(dtype)
         p = torch.randn(40, 32, generator=generator).to(dtype)
-        grad = torch.randn(2, 3, 65, 70, generator=generator).to(dtype)
+        grad = torch.randn(2, 3, 65, keys, generator=generator).to(dtype)
         leaves = [t.double().requires_grad_() for t in (q, p)]
-        out = ops.relative_bias(*leaves, 70, first=-3, beyond=beyond)
+        out = ops.relative_bias(*leaves, keys, first=-3, beyond=beyond)
         want = (out, *torch.autograd.grad(out, leaves, grad.double()))
         with place.kernels_in_use():
             there = [t.requires_grad_() for t in place.to(q, p)]
-            made = bias(*there, beyond)
+            made = bias(*there, keys, beyond)
             got = (made, *torch.autograd.grad(made, there, place.to(grad)[0]))
         for result, wanted in zip(got, want, strict=True):
             size = wanted.abs().max().item()  # sums of up to 2000 products
