@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...common import checks
-from .drawing import WIDTH, Path, folded, line_looks, new_figure, plain_ticks, save, show_plainly
+from .drawing import GRID, WIDTH, Path, folded, line_looks, new_figure, save
 from .drawing import title as draw_title
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def perplexity_by_length(
     # The legend has the order of the ends of the lines.
     lines.sort(key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
     legend = figure.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
-    show_plainly(legend)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a name does not begin a formula
     save(figure, path)
 
 
@@ -110,8 +111,6 @@ def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
 
     A length whose text would overlap the text at its left has a tick alone.
     """
-    from matplotlib.ticker import NullFormatter
-
     apart = 0.07 * math.log(lengths[-1] / lengths[0])
     labels, last = [], 0
     for length in lengths:
@@ -120,8 +119,12 @@ def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
         last = length if free else last
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, labels)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    plain_ticks(axes)
+    axes.xaxis.set_minor_formatter("")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize="small")
+    axes.grid(True, which="major", **GRID)
 
 
 def _by_encoding(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:
