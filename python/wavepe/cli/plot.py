@@ -19,11 +19,6 @@ from ..experiments.imports import import_all
 from .options import add_imports, add_json, check_json, check_picture, given, write_json
 
 PICTURES = tuple(SHOWN)  # functions of wavepe.analysis.plots
-_SIZES = {
-    "dim": "head size, or size of an absolute vector",
-    "length": "number of distances or positions, or the trained length",
-    "heads": "number of attention heads",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
     add_json(parser, "drawn numbers")
     add("--encodings", nargs="+", metavar="SPEC", help="the encodings to draw")
-    for option, text in _SIZES.items():
-        add(f"--{option}", type=int, metavar="N", help=text)
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    add("--dim", help="head size, or size of an absolute vector", **number)
+    add("--length", help="number of distances or positions, or the trained length", **number)
+    add("--heads", help="number of attention heads", **number)
     add_imports(parser, quiet=False)
 
 

@@ -3,7 +3,7 @@
 Each function writes a picture to the file `path`, whose ending names the format: .png, .pdf or
 .svg.
 
-The functions for encodings return a dict with the numbers that they draw. They share their options:
+The functions for encodings return a dict with the numbers that they draw, and share their options:
 `encodings`, one spec or a list of one to six, where learned encodings show their initial values;
 `dim`, the size of the head or of an absolute vector, up to 1024, even for rotations, by default for
 `wavelets` and `table` a multiple of the number of scales; `heads`, up to 32; and `length`, the

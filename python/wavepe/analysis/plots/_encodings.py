@@ -35,12 +35,9 @@ def wavelets(
     first encoding at several shifts, literal and mirrored. Their scale is the smallest one that is
     at least 4. `length` is the largest distance.
 
-    Returns
-    -------
-    dict
-        "distance", an int array (2 length + 1,); "scales", a list of dicts with "encoding" (str),
-        "scale" (float) and "p", an array like "distance"; and "shifts", a list of dicts with
-        "mirrored" (bool), "scale", "shift" (floats) and "p".
+    The numbers: "distance", an int array (2 length + 1,); "scales", a list of dicts with "encoding"
+    (str), "scale" (float) and "p", an array like "distance"; and "shifts", a list of dicts with
+    "mirrored" (bool), "scale", "shift" (floats) and "p".
     """
     kinds: list[Wavelet] = drawing.encodings_of("wavelets", encodings)
     length = drawing.size("length", length, 2)
@@ -75,11 +72,9 @@ def wavelets(
 
 def _head_size(encoding: Encoding, dim: int | None, usual: int) -> int:
     """Return `dim`; for None, the largest multiple of the number of scales up to `usual`."""
-    if dim is None:
-        scales = getattr(encoding, "scales", 1)
-        count = len(scales) if isinstance(scales, tuple) else scales
-        dim = max(1, usual // count) * count
-    return drawing.size("dim", dim, 1)
+    scales = getattr(encoding, "scales", 1)
+    count = len(scales) if isinstance(scales, tuple) else scales
+    return drawing.size("dim", max(1, usual // count) * count if dim is None else dim, 1)
 
 
 def _columns(encoding: Wavelet, dim: int | None, length: int, *, by: str) -> list[dict[str, Any]]:
@@ -128,12 +123,9 @@ def table(
     sqrt(d)) if the query is 1 in this column and 0 in the others. The picture takes one encoding,
     and lengths up to 2048.
 
-    Returns
-    -------
-    dict
-        "encoding" (str), "p", an array (length, columns) by distance, and "squares", a list of
-        dicts with "column" (int) and "bias", an array (length, length) that is NaN where a causal
-        mask hides keys.
+    The numbers: "encoding" (str), "p", an array (length, columns) by distance, and "squares", a
+    list of dicts with "column" (int) and "bias", an array (length, length) that is NaN where a
+    causal mask hides keys.
     """
     (relative,) = drawing.encodings_of("table", encodings)
     length = drawing.size("length", length, 2, 2048)
@@ -189,10 +181,8 @@ def absolute(
     Each encoding gets a panel: positions, at most 4096, from top to bottom, and dimensions from
     left to right.
 
-    Returns
-    -------
-    dict
-        "panels", a list of dicts with "encoding" (str) and "values", an array (length, dim).
+    The numbers: "panels", a list of dicts with "encoding" (str) and "values", an array (length,
+    dim).
     """
     adding = drawing.encodings_of("absolute", encodings)
     positions, dim = np.arange(drawing.size("length", length, 2, 4096)), drawing.size("dim", dim, 1)
@@ -217,11 +207,8 @@ def bias(
 
     Each encoding gets a panel with one line for each head.
 
-    Returns
-    -------
-    dict
-        "distance", an int array (length,), and "panels", a list of dicts with "encoding" (str) and
-        "bias", an array (heads, length).
+    The numbers: "distance", an int array (length,), and "panels", a list of dicts with "encoding"
+    (str) and "bias", an array (heads, length).
     """
     biasing: list[Encoding] = drawing.encodings_of("bias", encodings)
     distance = np.arange(drawing.size("length", length, 2))
@@ -261,11 +248,8 @@ def decay(
     over the pairs of cos(distance * frequency). Both are divided by their value at distance 0.
     `length` is also the trained length of ropes that need it.
 
-    Returns
-    -------
-    dict
-        "distance", an int array (length,), and "lines", a list of dicts with "encoding" (str) and
-        "product", an array (length,).
+    The numbers: "distance", an int array (length,), and "lines", a list of dicts with "encoding"
+    (str) and "product", an array (length,).
     """
     waves = drawing.encodings_of("decay", encodings)
     length, dim = drawing.size("length", length, 2), drawing.size("dim", dim, 2)
@@ -310,12 +294,9 @@ def wavelengths(
     `wavepe.analysis.predicted_band`). `length` is the trained length, of any size; the sequence has
     the same length.
 
-    Returns
-    -------
-    dict
-        "trained_length" (int) and "lines", a list of dicts with "encoding" (str), "wavelength", an
-        array (pairs,) that is infinite for pairs that do not turn, and "predicted_band" (float, or
-        None if theory predicts none).
+    The numbers: "trained_length" (int) and "lines", a list of dicts with "encoding" (str),
+    "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
+    "predicted_band" (float, or None if theory predicts none).
     """
     rotating = drawing.encodings_of("wavelengths", encodings)
     length, dim = checks.integer("length", length, 1), drawing.size("dim", dim, 2)

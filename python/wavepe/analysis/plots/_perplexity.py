@@ -6,16 +6,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...common import checks
 from .drawing import GRID, WIDTH, Path, folded, line_looks, new_figure, save
 from .drawing import title as draw_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Height of the picture without its legend, and of a line of text, in inches.
 _HEIGHT, _LINE = 4.2, 0.18
@@ -78,7 +75,22 @@ def perplexity_by_length(
     side = "right" if train_length >= lengths[-1] else "left"  # of the point where the text is
     axes.annotate(" trained length ", (train_length, 0.985), xycoords=("data", "axes fraction"),
         fontsize="small", ha=side, va="top")  # fmt: skip
-    _scale_axes(axes, lengths)
+    # Logarithmic axes with plain numbers. A length whose text would overlap that at its left has a
+    # tick alone.
+    apart = 0.07 * math.log(lengths[-1] / lengths[0])
+    texts, last = [], 0
+    for length in lengths:
+        free = not last or math.log(length / last) > apart
+        texts.append(str(length) if free else "")
+        last = length if free else last
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, texts)
+    axes.xaxis.set_minor_formatter("")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize="small")
+    axes.grid(True, which="major", **GRID)
     axes.set(xlabel=f"sequence length at evaluation ({unit}s)", ylabel=f"perplexity per {unit}")
     draw_title(axes, title)
     # The legend has the order of the ends of the lines.
@@ -87,24 +99,3 @@ def perplexity_by_length(
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a name does not begin a formula
     save(figure, path)
-
-
-def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
-    """Make both axes logarithmic with plain numbers; the x axis shows the lengths only.
-
-    A length whose text would overlap the text at its left has a tick alone.
-    """
-    apart = 0.07 * math.log(lengths[-1] / lengths[0])
-    labels, last = [], 0
-    for length in lengths:
-        free = not last or math.log(length / last) > apart
-        labels.append(str(length) if free else "")
-        last = length if free else last
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, labels)
-    axes.xaxis.set_minor_formatter("")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize="small")
-    axes.grid(True, which="major", **GRID)

@@ -37,15 +37,13 @@ WIDTH = 6.6  # inches, of most pictures: with it a phone shows texts that can be
 LINES = ("-", "--", ":", "-.")
 # A picture of encodings -> which it shows, in words and as a test.
 SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "wavelets": ("wavelets", lambda encoding: isinstance(encoding, Wavelet)),
-    "table": ("a relative encoding", lambda encoding: "table" in encoding.terms),
-    "absolute": ("an absolute encoding", lambda encoding: encoding.adds),
-    "bias": (
-        "an encoding with slopes or biases", lambda encoding: {"slopes", "bias"} & {*encoding.terms}
-    ),
-    "decay": ("rope or sinusoidal", lambda encoding: isinstance(encoding, (RoPE, Sinusoidal))),
-    "wavelengths": ("rope", lambda encoding: encoding.rotates),
-}  # fmt: skip
+    "wavelets": ("wavelets", lambda e: isinstance(e, Wavelet)),
+    "table": ("a relative encoding", lambda e: "table" in e.terms),
+    "absolute": ("an absolute encoding", lambda e: e.adds),
+    "bias": ("an encoding with slopes or biases", lambda e: {"slopes", "bias"} & {*e.terms}),
+    "decay": ("rope or sinusoidal", lambda e: isinstance(e, (RoPE, Sinusoidal))),
+    "wavelengths": ("rope", lambda e: e.rotates),
+}
 _MOST = {"dim": 1024, "length": 1 << 16, "heads": 32}  # that a picture can show
 # An encoding has the same colour and the same first marker in every picture.
 _COLOUR_OF = {
@@ -115,9 +113,6 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path)
 
 
-# --------------------------------------------------------------- colours
-
-
 def clear_at_zero(values: np.ndarray) -> dict[str, Any]:
     """Return arguments of imshow: colours by the sign and size of the values; 0 is transparent."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -136,9 +131,6 @@ def shades(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     return list(colormaps["viridis"](np.linspace(0.3, 0.9, count)))
-
-
-# --------------------------------------------------------------- texts and marks
 
 
 def folded(spec: str, width: int) -> str:
@@ -180,9 +172,6 @@ def legend_beside(panels: Sequence[Axes], heading: str) -> None:
 def ticks(count: int, most: int) -> list[int]:
     """Return at most `most` indices from 0 to count - 1, evenly spread, with both ends."""
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
-
-
-# --------------------------------------------------------------- checks of arguments
 
 
 def encodings_of(picture: str, specs: Specs) -> list[Any]:
