@@ -12,27 +12,23 @@ from typing import Any
 import wavepe
 
 from ..analysis import plots
+from ..analysis.plots.drawing import SHOWN
 from ..common.errors import UsageError, need_matplotlib
 from ..common.files import writing
 from ..experiments.imports import import_all
-from .options import add_imports, add_json, check_json, check_picture, write_json
+from .options import add_imports, add_json, check_json, check_picture, given, write_json
 
-# Each picture is a function of wavepe.analysis.plots.
-PICTURES = ("wavelets", "table", "absolute", "bias", "decay", "wavelengths")
-# Option -> its arguments for argparse. A picture has the options of its function.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "encodings": {"nargs": "+", "metavar": "SPEC", "help": "the encodings to draw; defaults"},
-    "dim": {"help": "head size, or size of an absolute vector; defaults"},
-    "length": {"help": "number of distances or positions, or the trained length; defaults"},
-    "heads": {"help": "number of attention heads; default"},
-}
+PICTURES = tuple(SHOWN)  # functions of wavepe.analysis.plots
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    summaries = [(getattr(plots, name).__doc__ or "").partition(".\n")[0] for name in PICTURES]
-    lines = [f"{name}: {text[5:]}" for name, text in zip(PICTURES, summaries, strict=True)]
     parser.usage = "%(prog)s NAME [NAME ...] [options]"  # --encodings would swallow a last NAME
-    parser.epilog = "\n".join(["pictures:", *lines, "all: all of these"])
+    lines = []
+    for name in PICTURES:
+        summary = (getattr(plots, name).__doc__ or "").partition(".\n")[0][5:]
+        defaults = (f"--{key} {_shown(value)}" for key, value in _defaults(name).items())
+        lines += [f"{name}: {summary}", f"  {' '.join(defaults)}"]
+    parser.epilog = "\n".join(["pictures, with their options and defaults:", *lines, "all: these"])
     add = parser.add_argument
     add("names", metavar="NAME", nargs="+", help="one of the pictures below, or all; or the spec "
         "of an encoding, such as rope:theta=500000; or a mother wavelet, such as haar")  # fmt: skip
@@ -40,12 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "NAME.png)")  # fmt: skip
     add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
     add_json(parser, "drawn numbers")
-    for option, arguments in _OPTIONS.items():
-        of = [f"{name} {_shown(defaults[option])}" for name in PICTURES
-              if option in (defaults := _defaults(name))]  # fmt: skip
-        kind = {} if "nargs" in arguments else {"type": int, "metavar": "N"}
-        text = f"{arguments['help']}: {'; '.join(of)}"
-        add(f"--{option}", **{**kind, **arguments, "help": text})
+    add("--encodings", nargs="+", metavar="SPEC", help="the encodings to draw")
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    add("--dim", help="head size, or size of an absolute vector", **number)
+    add("--length", help="number of distances or positions, or the trained length", **number)
+    add("--heads", help="number of attention heads", **number)
     add_imports(parser, quiet=False)
 
 
@@ -75,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _drawings(args: argparse.Namespace, name: str) -> list[tuple[str, str, dict[str, Any]]]:
     """Return each picture of a NAME: its label, its function and its options."""
-    options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
-    pictures = list(PICTURES) if name == "all" else [name]
+    options = given(args, *(getattr(plots, picture) for picture in PICTURES))
+    pictures = PICTURES if name == "all" else (name,)
     if name not in (*PICTURES, "all"):
         if "encodings" in options:
             raise UsageError(f"--encodings: {name} names the encoding already; name a picture")
@@ -88,12 +83,12 @@ def _drawings(args: argparse.Namespace, name: str) -> list[tuple[str, str, dict[
             listed = ", ".join(f"--{key}" for key in known)
             raise UsageError(f"--{option}: {which} takes {listed}")
     if len(pictures) == 1:
-        return [(name, pictures[0], options)]
+        return [(name, *pictures, options)]
     before = f"{name}-" * (len(args.names) > 1 and name != "all")
     return [(before + picture, picture, options) for picture in pictures]
 
 
-def _pictures_of(name: str) -> tuple[list[str], list[str]]:
+def _pictures_of(name: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the pictures for an encoding or a mother wavelet, and the spec that they show."""
     known = wavepe.encodings.known_encodings()
     try:
@@ -102,20 +97,16 @@ def _pictures_of(name: str) -> tuple[list[str], list[str]]:
         if name.partition(":")[0] in known:  # the spec's options are wrong
             raise UsageError(str(error)) from None
         with suppress(ValueError):
-            return ["wavelets"], [str(wavepe.encoding("wavelet", kind=name))]
+            return ("wavelets",), [str(wavepe.encoding("wavelet", kind=name))]
         raise UsageError(
             f"{name}: is no picture, encoding or wavelet; pictures: "
             f"{', '.join((*PICTURES, 'all'))}; encodings: {', '.join(known)}"
         ) from None
-    shown = {
-        "absolute": encoding.adds,
-        "wavelengths": encoding.rotates,
-        "table": "table" in encoding.terms,
-        "bias": {"bias", "slopes"} & set(encoding.terms),
-    }
-    if not any(shown.values()):
+    by_place = ("absolute", "wavelengths", "table", "bias")
+    pictures = tuple(picture for picture in by_place if SHOWN[picture][1](encoding))
+    if not pictures:
         raise UsageError(f"{name}: has nothing to draw, because it depends on more than positions")
-    return [picture for picture, has in shown.items() if has], [name]
+    return pictures, [name]
 
 
 def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
@@ -130,11 +121,11 @@ def _files(args: argparse.Namespace, labels: list[str]) -> dict[str, Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {folder}: {getattr(error, 'strerror', error)}") from None
-    stems = {label: re.sub("[^A-Za-z0-9._]+", "-", label)[:80] for label in labels}
-    files = {label: folder / f"{stem}.png" for label, stem in stems.items()}
-    for file in files.values():
-        check_picture("--out", str(file))
-    if len(set(files.values())) < len(labels):
+    files = {}
+    for label in labels:
+        files[label] = folder / f"{re.sub('[^A-Za-z0-9._]+', '-', label)[:80]}.png"
+        check_picture("--out", str(files[label]))
+    if len({*files.values()}) < len(labels):
         raise UsageError(f"{' '.join(args.names)}: two pictures would have the same file")
     return files
 
@@ -147,8 +138,6 @@ def _defaults(name: str) -> dict[str, Any]:
 
 def _shown(default: Any) -> str:
     """Return a default as text for the help; None is a size that depends on the encoding."""
-    if default is None:
-        return "by encoding"
     if isinstance(default, tuple):
         return f"{default[0]} ..." if len(" ".join(default)) > 60 else " ".join(default)
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    return "by encoding" if default is None else str(default)

@@ -93,10 +93,7 @@ def attention_maps(
         if number >= len(panels):
             axes.set_axis_off()
             continue
-        weights = np.ma.masked_less_equal(panels[number], 0.0)
-        image = axes.imshow(
-            np.ma.maximum(weights, _FAINTEST), norm=norm, cmap="viridis", interpolation="nearest"
-        )
+        image = axes.imshow(panels[number], norm=norm, cmap="viridis", interpolation="nearest")
         axes.set_facecolor(("0.5", drawing.SHADE["alpha"]))
         axes.set(xlabel="key", ylabel="query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)

@@ -6,17 +6,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...common import checks
-from .drawing import WIDTH, Path, folded, line_looks, new_figure, plain_ticks, save, show_plainly
+from .drawing import GRID, WIDTH, Path, folded, line_looks, new_figure, save
 from .drawing import title as draw_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
 
 # Height of the picture without its legend, and of a line of text, in inches.
 _HEIGHT, _LINE = 4.2, 0.18
@@ -59,76 +55,47 @@ def perplexity_by_length(
     if not runs:
         raise ValueError("runs must hold at least one run, got none")
     train_length = checks.integer("train_length", train_length, 1)
-    rows = _by_encoding(runs)
+    rows: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for length, value in run["perplexity"].items():
+            rows[run["encoding"]][int(length)].append(value)
     labels = [folded(name, _LEGEND_WIDTH) for name in rows]
     tallest = sorted((1.3 + label.count("\n") for label in labels), reverse=True)
     in_legend = sum(tallest[: (len(labels) + 1) // 2])  # the taller one of two columns at most
     figure = new_figure(WIDTH, _HEIGHT + _LINE * in_legend)
     axes = figure.subplots()
-    lines = [
-        _draw_line(axes, look, label, by_length)
-        for label, look, by_length in zip(
-            labels, line_looks(list(rows)), rows.values(), strict=True
-        )
-    ]
+    lines = []
+    for label, look, by_length in zip(labels, line_looks([*rows]), rows.values(), strict=True):
+        at, values = zip(*sorted(by_length.items()), strict=True)
+        lines += axes.plot(at, [*map(statistics.fmean, values)], label=label, **look)
+        low, high = [*map(min, values)], [*map(max, values)]
+        axes.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
     lengths = sorted(set().union(*rows.values()))
-    _mark_length(axes, train_length, last=train_length >= lengths[-1])
-    _scale_axes(axes, lengths)
+    axes.axvline(train_length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
+    side = "right" if train_length >= lengths[-1] else "left"  # of the point where the text is
+    axes.annotate(" trained length ", (train_length, 0.985), xycoords=("data", "axes fraction"),
+        fontsize="small", ha=side, va="top")  # fmt: skip
+    # Logarithmic axes with plain numbers. A length whose text would overlap that at its left has a
+    # tick alone.
+    apart = 0.07 * math.log(lengths[-1] / lengths[0])
+    texts, last = [], 0
+    for length in lengths:
+        free = not last or math.log(length / last) > apart
+        texts.append(str(length) if free else "")
+        last = length if free else last
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, texts)
+    axes.xaxis.set_minor_formatter("")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize="small")
+    axes.grid(True, which="major", **GRID)
     axes.set(xlabel=f"sequence length at evaluation ({unit}s)", ylabel=f"perplexity per {unit}")
     draw_title(axes, title)
     # The legend has the order of the ends of the lines.
     lines.sort(key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
     legend = figure.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
-    show_plainly(legend)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a name does not begin a formula
     save(figure, path)
-
-
-def _draw_line(
-    axes: Axes, look: Mapping[str, Any], label: str, by_length: Mapping[int, list[float]]
-) -> Line2D:
-    """Draw the mean over the seeds, with a band from the lowest to the highest."""
-    lengths = sorted(by_length)
-    cells = [by_length[length] for length in lengths]
-    (line,) = axes.plot(lengths, list(map(statistics.fmean, cells)), label=label, **look)
-    low, high = list(map(min, cells)), list(map(max, cells))
-    axes.fill_between(lengths, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    return line
-
-
-def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
-    """Draw the line of the trained length, and its name on the side with room."""
-    axes.axvline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
-    axes.annotate(
-        "trained length " if last else " trained length", (length, 0.985),
-        xycoords=("data", "axes fraction"), fontsize="small", ha="right" if last else "left",
-        va="top",
-    )  # fmt: skip
-
-
-def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
-    """Make both axes logarithmic with plain numbers; the x axis shows the lengths only.
-
-    A length whose text would overlap the text at its left has a tick alone.
-    """
-    from matplotlib.ticker import NullFormatter
-
-    apart = 0.07 * math.log(lengths[-1] / lengths[0])
-    labels, last = [], 0
-    for length in lengths:
-        free = not last or math.log(length / last) > apart
-        labels.append(str(length) if free else "")
-        last = length if free else last
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, labels)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    plain_ticks(axes)
-
-
-def _by_encoding(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:
-    """Return a dict: encoding -> length -> one value for each seed."""
-    table: dict[str, dict[int, list[float]]] = {}
-    for run in runs:
-        by_length = table.setdefault(run["encoding"], defaultdict(list))
-        for length, value in run["perplexity"].items():
-            by_length[int(length)].append(value)
-    return table

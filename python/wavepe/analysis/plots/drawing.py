@@ -7,7 +7,7 @@ rcParams: docs/matplotlibrc is for pictures of the docs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,11 @@ import wavepe
 from ...common import checks
 from ...common.errors import need_matplotlib
 from ...common.labels import fold
-from ...encodings import Encoding
+from ...encodings import Encoding, RoPE, Sinusoidal, Wavelet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 Path = str | PathLike[str]
 Specs = str | Encoding | Sequence[str | Encoding]
@@ -36,8 +35,16 @@ GRID: dict[str, Any] = {"color": "0.5", "alpha": 0.25}
 SHADE: dict[str, Any] = {"color": "0.5", "alpha": 0.08, "linewidth": 0}  # of a part of the axes
 WIDTH = 6.6  # inches, of most pictures: with it a phone shows texts that can be read
 LINES = ("-", "--", ":", "-.")
-# The largest numbers that a picture can show: panels or lines, tokens, dims, heads.
-MOST_ENCODINGS, MOST_TOKENS, MOST_DIMS, MOST_HEADS = 6, 1 << 16, 1024, 32
+# A picture of encodings -> which it shows, in words and as a test.
+SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "wavelets": ("wavelets", lambda e: isinstance(e, Wavelet)),
+    "table": ("a relative encoding", lambda e: "table" in e.terms),
+    "absolute": ("an absolute encoding", lambda e: e.adds),
+    "bias": ("an encoding with slopes or biases", lambda e: {"slopes", "bias"} & {*e.terms}),
+    "decay": ("rope or sinusoidal", lambda e: isinstance(e, (RoPE, Sinusoidal))),
+    "wavelengths": ("rope", lambda e: e.rotates),
+}
+_MOST = {"dim": 1024, "length": 1 << 16, "heads": 32}  # that a picture can show
 # An encoding has the same colour and the same first marker in every picture.
 _COLOUR_OF = {
     "wavelet": COLOURS[0], "rope": COLOURS[1], "alibi": COLOURS[2], "none": COLOURS[3],
@@ -85,7 +92,7 @@ def new_figure(width: float, height: float) -> Figure:
     need_matplotlib("a picture")
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def panel_row(
@@ -103,25 +110,20 @@ def panel_row(
 
 def save(figure: Figure, path: Path) -> None:
     """Write the figure to `path`; the ending of the name is the format."""
-    from matplotlib import rcParams
-
-    dpi = rcParams["savefig.dpi"]
-    figure.savefig(path, dpi=150 if dpi == "figure" else dpi)
+    figure.savefig(path)
 
 
-# --------------------------------------------------------------- colours
+def clear_at_zero(values: np.ndarray) -> dict[str, Any]:
+    """Return arguments of imshow: colours by the sign and size of the values; 0 is transparent."""
+    from matplotlib.colors import LinearSegmentedColormap
 
-
-def clear_at_zero(largest: float, *, signed: bool = True) -> dict[str, Any]:
-    """Return arguments of imshow: colours up to +-`largest`, or from 0 on; 0 is transparent."""
-    from matplotlib.colors import LinearSegmentedColormap, to_rgba
-
-    below, above = "#7B52D3", "#D55E00"
-    colours = [to_rgba(below), to_rgba(below, 0.0)] if signed else []
-    colours += [to_rgba(above, 0.0), to_rgba(above)]
-    places = [0.0, 0.5, 0.5, 1.0] if signed else [0.0, 1.0]
-    cmap = LinearSegmentedColormap.from_list("", [*zip(places, colours, strict=True)])
-    return {"cmap": cmap, "vmin": -largest if signed else 0, "vmax": largest}
+    stops, low = [(0.0, "#D55E0000"), (1.0, "#D55E00")], 0.0
+    largest = float(np.abs(values).max()) or 1.0
+    if values.min() < 0:
+        stops = [(0.0, "#7B52D3"), (0.5, "#7B52D300"), (0.5, "#D55E0000"), (1.0, "#D55E00")]
+        low = -largest
+    cmap = LinearSegmentedColormap.from_list("", stops)
+    return {"cmap": cmap, "vmin": low, "vmax": largest, "interpolation": "nearest"}
 
 
 def shades(count: int) -> list[Any]:
@@ -129,9 +131,6 @@ def shades(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     return list(colormaps["viridis"](np.linspace(0.3, 0.9, count)))
-
-
-# --------------------------------------------------------------- texts and marks
 
 
 def folded(spec: str, width: int) -> str:
@@ -152,19 +151,12 @@ def folded_title(text: str) -> str:
     return "\n".join(line for part in text.splitlines() for line in fold(part, 64))
 
 
-def show_plainly(legend: Legend) -> None:
-    """Keep a $ in a name from beginning a formula."""
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-
-
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the names of the lines below the picture, which has room for specs of any length."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels)) < 32 else 1
-    show_plainly(figure.legend(
-        handles, labels, loc="outside lower center", frameon=False, ncols=columns
-    ))  # fmt: skip
+    """Add a grid, and the names of the lines below: the picture has room for long specs there."""
+    axes.grid(True, **GRID)
+    columns = 2 if max(map(len, axes.get_legend_handles_labels()[1])) < 32 else 1
+    for text in figure.legend(loc="outside lower center", frameon=False, ncols=columns).get_texts():
+        text.set_parse_math(False)  # a $ in a name does not begin a formula
 
 
 def legend_beside(panels: Sequence[Axes], heading: str) -> None:
@@ -177,42 +169,31 @@ def legend_beside(panels: Sequence[Axes], heading: str) -> None:
         )  # fmt: skip
 
 
-def plain_ticks(axes: Axes) -> None:
-    """Write perplexities on a logarithmic y axis as plain numbers."""
-    axes.set_yscale("log")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(lambda value, _: f"{value:g}")
-    axes.tick_params(axis="y", which="minor", labelsize="small")
-    axes.grid(True, which="major", **GRID)
-
-
 def ticks(count: int, most: int) -> list[int]:
     """Return at most `most` indices from 0 to count - 1, evenly spread, with both ends."""
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
 
 
-# --------------------------------------------------------------- checks of arguments
-
-
-def encodings_of(specs: Specs, needed: str, fits: Any, most: int = MOST_ENCODINGS) -> list[Any]:
-    """Return the encodings of one spec or several; ValueError with `needed` unless each `fits`."""
+def encodings_of(picture: str, specs: Specs) -> list[Any]:
+    """Return the encodings of one spec or several; ValueError unless the picture shows each."""
     if isinstance(specs, (str, Encoding)):
         specs = [specs]
     if not isinstance(specs, Sequence):
         raise TypeError(f"encodings must be a spec or a list of specs, got {specs!r}")
+    most, count = (1, "one spec") if picture == "table" else (6, "1 to 6 specs")
     if not 1 <= len(specs) <= most:
-        count = "one spec" if most == 1 else f"1 to {most} specs"
         raise ValueError(f"encodings must hold {count}, got {len(specs)}")
     encodings = [wavepe.encoding(spec) for spec in specs]
+    needed, fits = SHOWN[picture]
     for encoding in encodings:
         if not fits(encoding):
             raise ValueError(f"this picture needs {needed}, got the encoding {encoding}")
     return encodings
 
 
-def size(name: str, value: int, least: int, most: int) -> int:
-    """Return `value`; an error unless it is an integer from `least` to `most`."""
-    value = checks.integer(name, value, least)
+def size(name: str, value: int, least: int, most: int | None = None) -> int:
+    """Return `value`; an error unless it is an integer from `least` to what a picture can show."""
+    value, most = checks.integer(name, value, least), most or _MOST[name]
     if value > most:
         raise ValueError(f"{name} must be at most {most} for a picture, got {value}")
     return value
