@@ -50,13 +50,6 @@ class Bias(NamedTuple):
         Number r belongs to the distance delta = first + r.
     first, beyond : int, "zero" or "edge"
         As in `Table`.
-
-    Examples
-    --------
-    >>> import wavepe
-    >>> bias = wavepe.encoding("t5:buckets=2,max_distance=3").bias(5, heads=1)
-    >>> bias.first, bias.beyond
-    (0, 'edge')
     """
 
     b: Any

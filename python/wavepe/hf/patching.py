@@ -203,13 +203,6 @@ def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
     ------
     TypeError
         `model` is not a module.
-
-    Examples
-    --------
-    >>> import wavepe.hf
-    >>> config = wavepe.hf.WavePELlamaConfig(position_encoding="alibi", num_hidden_layers=1)
-    >>> wavepe.hf.encoding_of(wavepe.hf.WavePELlamaModel(config))
-    'alibi'
     """
     families.need_module(model)
     records = (installed(module) for module in model.modules())

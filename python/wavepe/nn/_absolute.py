@@ -31,13 +31,6 @@ class AbsoluteEncoding(nn.Module):
         Size of a token embedding.
     trained_length : int, optional
         Length of the sequences in training, for an encoding that needs it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wavepe.nn import AbsoluteEncoding
-    >>> AbsoluteEncoding("sinusoidal", 64)(torch.zeros(2, 10, 64)).shape
-    torch.Size([2, 10, 64])
     """
 
     def __init__(

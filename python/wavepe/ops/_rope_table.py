@@ -59,14 +59,6 @@ def rope_table(
     ------
     RuntimeError
         If a shape, dtype, device or value is wrong, or if `inv_freq` requires grad in backward.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wavepe import ops
-    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
-    >>> cos.shape
-    torch.Size([10, 2])
     """
     check_tensors(positions=positions, inv_freq=inv_freq)
     if sections is not None:

@@ -76,15 +76,6 @@ def wavelet_table(
     Registered wavelets are computed by NumPy, and so are those of PyWavelets for tensors on the
     CPU. On other devices the latter are gathered from samples of all levels, which the first call
     brings there; a wrong level or shift gives a column of NaN, and no error.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import wavepe
-    >>> from wavepe import ops
-    >>> scale, shift = map(torch.from_numpy, wavepe.wavelet_grid(16))
-    >>> ops.wavelet_table(100, scale, shift).shape
-    torch.Size([100, 16])
     """
     check_tensors(scale=scale, shift=shift)
     if not isinstance(kind, str):
