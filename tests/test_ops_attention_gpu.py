@@ -225,7 +225,7 @@ def test_a_plan_is_for_one_signature():
     x, storage = torch.zeros(2, 3, 16), torch.zeros(200)
 
     def signature(*values):
-        return _signature(values, [])
+        return _signature(values, [], {})
 
     usual = signature(x, 1, None, [x])
     assert usual == signature(torch.nn.Parameter(x), 1, None, (x.clone(),))
@@ -239,6 +239,30 @@ def test_a_plan_is_for_one_signature():
     other_class = x.as_subclass(type("Other", (torch.Tensor,), {}))
     for unreadable in (negative, torch.empty(2, device="meta"), other_class, object()):
         assert signature(x, unreadable) is None
+
+
+def test_a_plan_of_few_queries_follows_strides():
+    """Not n, but what Triton compiles for: strides of 1, of multiples of 16, of more than 32 bits.
+    A call that is not served has none, so its shapes are in the signature."""
+    needs("triton")
+    from wavepe.ops._attention_gpu.decode import lengths
+
+    def parts(n, batch_stride=None, m=1, last=1, **options):
+        strides = (32 * n if batch_stride is None else batch_stride, 16 * n, 16, last)
+        k = torch.empty_strided((1, 2, n, 16), strides, device="meta")
+        q = torch.empty(1, 2, m, 16, device="meta")
+        return lengths(Arguments(q, k, k, **options))[1:]
+
+    assert parts(15) == ([15, 480, 240, 480, 240], parts(1000, m=16)[1])
+    usual, *others = [parts(15, stride)[1] for stride in (32, 40, 1, 1 << 31)]
+    assert usual == parts(15)[1]
+    assert all(x != y for x, y in zip([usual, *others], others, strict=False))
+    masks = [torch.ones(1, n, dtype=torch.bool) for n in (15, 20)]
+    assert parts(15, key_mask=masks[0])[1] == parts(20, key_mask=masks[1])[1]
+    assert parts(15, key_mask=masks[1])[1] != parts(20, key_mask=masks[1])[1]
+    of_pairs = torch.ones(1, 1, 1, 15, dtype=torch.bool)
+    for options in ({"m": 17}, {"m": 0}, {"last": 2}, {"dropout_p": 0.1}, {"mask": of_pairs}):
+        assert parts(15, **options) == ([], {})
 
 
 # ---- the kernels, compiled ahead of time for GPUs that need not be here -------------------------
