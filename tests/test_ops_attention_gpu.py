@@ -260,6 +260,7 @@ def test_a_plan_of_few_queries_follows_strides():
     masks = [torch.ones(1, n, dtype=torch.bool) for n in (15, 20)]
     assert parts(15, key_mask=masks[0])[1] == parts(20, key_mask=masks[1])[1]
     assert parts(15, key_mask=masks[1])[1] != parts(20, key_mask=masks[1])[1]
+    assert parts(15, segments=masks[0])[1] != parts(16, segments=masks[0])[1]  # which are m
     of_pairs = torch.ones(1, 1, 1, 15, dtype=torch.bool)
     for options in ({"m": 17}, {"m": 0}, {"last": 2}, {"dropout_p": 0.1}, {"mask": of_pairs}):
         assert parts(15, **options) == ([], {})

@@ -67,7 +67,7 @@ def lengths(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int], dict[in
     if mask is not None:
         strides.append(odd(0 if mask.shape[0] == 1 else mask.stride(0)))
         parts[13] = mask.shape[0], mask.shape[1] == n
-    parts[1] = *k.shape[:2], k.shape[3], k.stride(2)
+    parts[1] = *k.shape[:2], k.shape[3], k.stride(2), n if call.segments is not None else None
     kinds = ((x % 16 == 0, x == 1, x >> 31 > 0) for x in strides)  # what Triton compiles for
     parts[2] = *v.shape[:2], v.shape[2] == n, v.shape[3], v.stride(2), *kinds
     rest = call._replace(zones=None) if call.zones else arguments  # a table with zones has its rows
