@@ -81,9 +81,9 @@ def attend(call: Arguments, numbers: Sequence[int], out: Tensor, lse: Tensor) ->
     k = Rows(chunk.k, k_batch, k_head, chunk.k.stride(2))
     v = Rows(chunk.v, v_batch, v_head, chunk.v.stride(2))
     hidden = chunk.hidden._replace(key_mask_batch=(*of_mask, odd(0))[0])
-    count = chunk.group * chunk.m
-    widest = max(chunk.d, chunk.dv, chunk.table_size["SIZE"])
-    wide = launches.width(widest) * chunk.q.itemsize > _WIDE
+    count, sizes = chunk.group * chunk.m, chunk.config
+    widest = max(x.value for x in (sizes.WIDTH, sizes.V_WIDTH, sizes.P_WIDTH))
+    wide = widest * chunk.q.itemsize > _WIDE
     rows = min(max(triton.next_power_of_2(count), LEAST), _ROWS // (2 if wide else 1))
     programs = chunk.batch * (chunk.heads // chunk.group) * -(-count // rows)
     splits = max(min(_PROGRAMS * launches.multiprocessors(out.device) // programs, _SPLITS), 1)
