@@ -107,7 +107,7 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
     from wavepe.ops._attention_checks import Arguments
     from wavepe.ops._attention_gpu import call
 
-    shapes = (8, case.queries), (2, LENGTH)
+    shapes = (4, case.queries), (2, LENGTH)
     q, k = (torch.zeros(1, *shape, case.head_size, dtype=case.dtype) for shape in shapes)
     tensors: dict[str, Any] = {"q": q, "k": k, "v": k}
     if case.table == "constant":

@@ -273,6 +273,9 @@ EVERYTHING = """bias=torch.zeros(4, 100), bias_beyond="edge", softcap=2.0, windo
 slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
 key_mask=torch.ones(1, 1024, dtype=torch.bool), segments=torch.zeros(1, 1024, dtype=torch.int32),
 mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.tensor(1)"""
+SPLIT = """bias=torch.zeros(4, 100), softcap=2.0, window=99, sinks=torch.ones(4), beyond="edge",
+slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
+q_rel=torch.ones(1, 4, 3, 128).half(), key_mask=torch.ones(1, 1024, dtype=torch.bool)"""
 COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the bytes it may spill
     *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
     ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
@@ -281,6 +284,8 @@ COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the
     ("Case(90, 128, 'constant')", 5, 128),
     ("Case(90, 64, 'learned')", 6, 0),
     *((f"Case(90, {size}, 'constant'), {EVERYTHING}", 7, 10**4) for size in (64, 128)),
+    ("Case(80, 128, 'constant', queries=1)", 2, 0),
+    (f"Case(90, 128, 'learned', torch.float16, 3), {SPLIT}", 2, 64),
 ]
 
 
@@ -303,11 +308,12 @@ def test_compiled(kernels, call, count, spills):
     program += f"print(json.dumps(measure({call})))"
     rows = json.loads(output("-c", program, cwd=ROOT, TRITON_INTERPRET="0"))
     assert len(rows) == count
-    assert count > 2 or [r["kernel"] for r in rows] == ["table_products", "attention_forward"]
+    forward = ["table_products", "attention_forward"], ["attention_splits", "merge_splits"]
+    assert count > 2 or [r["kernel"] for r in rows] == forward[rows[0]["queries"] < 17]
     for row in rows:
         assert row["spilled"] <= spills, row
         assert row["shared"] <= 1024 * kernels.SHARED[row["arch"]], row
-        assert row["tensor_core"] or row["kernel"] == "diagonal_sums", row
+        assert row["tensor_core"] or row["kernel"] in ("diagonal_sums", "merge_splits"), row
 
 
 def test_the_table_of_kernels(kernels):

@@ -254,7 +254,7 @@ SPLIT = [o for o in SPLIT if not {"mask", "dropout_p"} & OPTIONS[o](generator(o)
     "option", soon(SPLIT, "window of nothing", "edge from 2, per head", "table from -3")
 )
 def test_options_of_few_queries_interpreted(option, few):
-    agree(generator("few", option), Shape(2, 6, 2, 3, 130, 12, 8), OPTIONS[option])
+    agree(generator("few", option), Shape(2, 6, 2, 3, 131, 12, 8), OPTIONS[option])
     agree(generator("few", option), Shape(1, 2, 2, 1, 97, 16, 3), OPTIONS[option])
 
 
