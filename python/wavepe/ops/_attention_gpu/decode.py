@@ -175,13 +175,13 @@ def attention_splits(
 
     bounds = key_phases(offset, offset + m - 1, n, hidden, terms, config)
     each = tl.cdiv(bounds[7] - bounds[0], splits)
-    start = bounds[0] + split * each
-    stop = tl.minimum(start + each, bounds[7])
-    first, last = start, start  # blocks of keys with rows of the table
+    begin = bounds[0] + split * each
+    stop = tl.minimum(begin + each, bounds[7])
+    first, last = begin, begin  # blocks of keys with rows of the table
     if terms.p is not None:
-        first = clamp(floor_div(offset - terms.last, _BLOCK), start, stop)
+        first = clamp(floor_div(offset - terms.last, _BLOCK), begin, stop)
         last = clamp(floor_div(offset + m - 1 - terms.first, _BLOCK) + 1, first, stop)
-    ends = (start, first, last, stop)
+    ends = (begin, first, last, stop)
     acc = tl.zeros((ROWS, config.V_WIDTH), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     if terms.sinks is not None:
