@@ -34,6 +34,7 @@ class Case(NamedTuple):
     head_size: int
     table: str = "constant"
     dtype: torch.dtype = torch.bfloat16
+    queries: int = LENGTH
 
 
 CASES = [
@@ -41,6 +42,12 @@ CASES = [
     for arch in ARCHS
     for size in (64, 128)
     for table in ("none", "constant", "learned")
+]
+FEW = [
+    Case(arch, size, table, queries=queries)
+    for arch in ARCHS
+    for size in (64, 128)
+    for table, queries in (("none", 1), ("constant", 1), ("constant", 4))
 ]
 
 
@@ -82,15 +89,16 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
             properties[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
 
     driver.set_active(_Driver(case.arch))
-    launch, capability = launches.launch, launches.capability
+    kept = launches.launch, launches.capability, launches.multiprocessors
     launches.launch = compile_only
-    launches.capability = lambda device: min(case.arch // 10, 10)
+    launches.capability = lambda device: {8: 8, 9: 9, 10: 10}.get(case.arch // 10, 8)
+    launches.multiprocessors = lambda device: 132
     try:
-        _run(case, backward, options)
+        _run(case, backward and case.queries == LENGTH, options)
     finally:
-        launches.launch, launches.capability = launch, capability
+        launches.launch, launches.capability, launches.multiprocessors = kept
     about = {"arch": case.arch, "head_size": case.head_size, "table": case.table}
-    about["dtype"] = str(case.dtype).removeprefix("torch.")
+    about |= {"dtype": str(case.dtype).removeprefix("torch."), "queries": case.queries}
     return [{"kernel": name, **about, **row} for name, row in properties.items()]
 
 
@@ -99,7 +107,8 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
     from wavepe.ops._attention_checks import Arguments
     from wavepe.ops._attention_gpu import call
 
-    q, k = (torch.zeros(1, h, LENGTH, case.head_size, dtype=case.dtype) for h in (4, 2))
+    shapes = (4, case.queries), (2, LENGTH)
+    q, k = (torch.zeros(1, *shape, case.head_size, dtype=case.dtype) for shape in shapes)
     tensors: dict[str, Any] = {"q": q, "k": k, "v": k}
     if case.table == "constant":
         table = ops.relative_table(*wavepe.encoding("wavelet").table(LENGTH, case.head_size))
@@ -142,7 +151,7 @@ def _properties(compiled: Any) -> dict:
 
 def measure_all() -> dict:
     """Return the rows of every kernel of every case, ready for JSON."""
-    rows = [row for case in CASES for row in measure(case)]
+    rows = [row for case in (*CASES, *FEW) for row in measure(case)]
     import triton
 
     return {"triton": triton.__version__, "rows": rows}
@@ -153,7 +162,9 @@ def table(results: dict) -> str:
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
     by_kernel: dict[tuple[str, str, int], dict[int, str]] = {}
     for row in results["rows"]:
-        place = row["kernel"], row["table"], row["head_size"]
+        few = row.get("queries", LENGTH) < LENGTH
+        kind = f"{row['table']}, queries: {row['queries']}" if few else row["table"]
+        place = row["kernel"], kind, row["head_size"]
         by_kernel.setdefault(place, {})[row["arch"]] = _cell(row)
     rows = [
         (f"`{kernel}`", kind, str(size), *(cells.get(arch, "") for arch in archs))

@@ -95,6 +95,7 @@ SIZES["wavelet, lengths"] = [Size(m=n, n=n) for n in (1, 127, 128, 1000)]
 SIZES["learned table, lengths"] = SIZES["wavelet, lengths"]
 SIZES["offsets"] = [Size(m=50, n=201)]
 SIZES["decode"] = [Size(1, 8, 2, 1, 300), Size(3, 8, 2, 1, 1000, 128), Size(2, 8, 1, 5, 129)]
+SIZES |= {f"{name}, decode": SIZES["decode"] for name in ("learned table", "key_mask", "softcap")}
 # Tasks for a GPU only, except "bits" and "compile".
 ALONE = ("bits", "graph", "compile", "stream", "reduce-overhead", "first call in a graph", "large")
 NAMES = (*dict.fromkeys((*CASES, *SIZES)), *ALONE)

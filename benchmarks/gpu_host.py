@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import re
 import subprocess
@@ -34,9 +35,12 @@ from .command import table as markdown
 
 WAYS = ("operator", "plan")
 PHASES = ("forward", "forward + backward")
-CASES = ("plain", "wavelets", "learned table", "everything learned")
+STEP = "a token"  # the phase of a case of DECODING: n is another one in each call
+DECODING = ("decoding", "decoding, wavelets", "decoding, wavelets, key mask")
+CASES = ("plain", "wavelets", "learned table", "everything learned", *DECODING)
 ROUNDS = 25
 LENGTH = 64  # short, because the operators of PyTorch among the steps do run, on the CPU
+LENGTHS = range(64, 400)  # when decoding; more than plans are kept
 _inside: contextlib.AbstractContextManager = contextlib.nullcontext()  # of an operator
 _LIBRARY = torch.library.Library("wavepe", "IMPL")
 # Triton reads these answers from libcuda. Every other function that it calls returns 0: success.
@@ -172,6 +176,8 @@ def inputs(case: str, length: int, head_size: int) -> tuple[list[Tensor], dict[s
 
 def calls(case: str, length: int = LENGTH, head_size: int = 128) -> dict[str, Callable[[], Any]]:
     """Return the calls of a case by phase."""
+    if case in DECODING:
+        return {STEP: _decoding(case, head_size)}
     leaves, options = inputs(case, length, head_size)
     grad = torch.randn_like(leaves[0])
 
@@ -183,6 +189,22 @@ def calls(case: str, length: int = LENGTH, head_size: int = 128) -> dict[str, Ca
         return torch.autograd.grad(ops.attention(*leaves[:3], **options), leaves, grad)
 
     return dict(zip(PHASES, (forward, both), strict=True))
+
+
+def _decoding(case: str, head_size: int) -> Callable[[], Any]:
+    """Return a function that attends from one query to the keys of the next length."""
+    leaves, options = inputs("wavelets" if "wavelets" in case else "plain", 1, head_size)
+    q, room = leaves[0].detach(), torch.randn(2 * head_size * LENGTHS.stop, dtype=torch.bfloat16)
+    masks = torch.ones(LENGTHS.stop, dtype=torch.bool)
+    keys = [room[: 2 * n * head_size].view(1, 2, n, head_size) for n in LENGTHS]  # as of torch.cat
+    each = itertools.cycle([(k, masks[: k.shape[2]].view(1, -1)) for k in keys])
+
+    def step() -> Any:
+        k, mask = next(each)
+        with torch.no_grad():
+            return ops.attention(q, k, k, key_mask=mask if "mask" in case else None, **options)
+
+    return step
 
 
 def floor(case: str, length: int = LENGTH, head_size: int = 128) -> Callable[[], Any]:
@@ -262,9 +284,12 @@ def best(ways: dict[str, Callable[[], Any]], repeats: int, rounds: int = ROUNDS)
     return {name: round(1e6 * value, 1) for name, value in seconds.items()}
 
 
-def compiled_while_decoding() -> list[int]:
-    """Return how many forward kernels are compiled after steps of 15, 16, 17 and 32 keys."""
-    from wavepe.ops._attention_gpu.kernels import attention_forward
+def compiled_while_decoding() -> list[tuple[int, ...]]:
+    """Return how many kernels are compiled after steps of 15, 16, 17 and 32 keys.
+
+    They are `attention_forward`, which serves a mask, and `attention_splits`.
+    """
+    from wavepe.ops._attention_gpu import decode, kernels
 
     numbers = []
     with on_a_gpu(), torch.no_grad():
@@ -274,7 +299,9 @@ def compiled_while_decoding() -> list[int]:
             k = torch.randn(2, 4, n, 16).bfloat16()
             ones, bias = torch.ones(2, 1, 1, n, dtype=torch.bool), torch.randn(4, n)
             ops.attention(q, k, k, key_mask=ones[:, 0, 0], mask=ones, bias=bias)
-            numbers.append(sum(len(each[0]) for each in attention_forward.device_caches.values()))
+            ops.attention(q, k, k, key_mask=ones[:, 0, 0])
+            caches = (x.device_caches for x in (kernels.attention_forward, decode.attention_splits))
+            numbers.append(tuple(sum(len(each[0]) for each in x.values()) for x in caches))
     return numbers
 
 
@@ -299,7 +326,7 @@ def measure(repeats: int = 50, cases: Sequence[str] = CASES, head_size: int = 12
                 for way in WAYS:
                     row[way] = counts(ways[way])
                 row["floor"] = 0.0
-                if phase != PHASES[0]:
+                if phase == PHASES[1]:
                     row["floor"] = best({"floor": floor(case, LENGTH, head_size)}, repeats)["floor"]
                 row["microseconds"] = best(ways, repeats)
                 rows.append(row)

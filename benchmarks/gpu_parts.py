@@ -279,6 +279,17 @@ def tiles(place: Place, d: int, length: int) -> Iterator[Line]:
 # ---- decoding ------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def changed(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a module have another value, in calls that have no plan yet."""
+    shipped = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, shipped)
+
+
 def decode(place: Place, n: int, batch: int) -> Iterator[Line]:
     """Yield the times of one query over n keys: eager, in a graph, and of others."""
     d, dtype = (16, torch.float32) if place.emulated else (128, torch.bfloat16)
@@ -287,6 +298,8 @@ def decode(place: Place, n: int, batch: int) -> Iterator[Line]:
     q = draw(batch, heads, 1, d)
     k, v = draw(batch, key_heads, n, d), draw(batch, key_heads, n, d)
     import wavepe
+    from wavepe.ops._attention_gpu import decode as few
+    from wavepe.ops._attention_gpu import launches
 
     table = ops.relative_table(*wavepe.encoding("wavelet").table(n, d))
     attention = place.attention()
@@ -303,6 +316,16 @@ def decode(place: Place, n: int, batch: int) -> Iterator[Line]:
         for name, call in calls.items():
             total = sum(kernel_seconds(call, place).values())
             yield Line(f"{name}, kernels", 1e6 * total, "us")
+        ways = {"over tiles": (few, "MOST", 0)}
+        shipped = launches.multiprocessors(q.device)
+        for each in (1, 3, 4):  # two are shipped
+            number = functools.cache(lambda device, each=each: shipped * each // 2)
+            ways[f"{each} programs"] = launches, "multiprocessors", number
+        for name, way in ways.items():
+            call = functools.partial(attention, q, k, v, p=table, scale=next_scale(d))
+            with changed(*way):
+                total = sum(kernel_seconds(call, place).values())
+            yield Line(f"wavelet, {name}, kernels", 1e6 * total, "us")
         if not place.emulated:
             graphs = {name: _replay(call) for name, call in calls.items()}
             for name, seconds in time_calls(graphs, place.device, 5).items():

@@ -52,6 +52,7 @@ class Phase(NamedTuple):
 
 CHECKS = (
     *("kernels", "wavelet", "learned table", "no table", "wavelet, d 128", "learned table, d 128"),
+    *("learned table, decode", "key_mask, decode", "softcap, decode"),
     *("decode", "bias", "edge, per head, q_rel", "slopes", "key_mask", "segments", "window"),
     *("offsets", "softcap", "dropout", "wavelet, not causal", "bits", "graph", "stream", "compile"),
     *("reduce-overhead", "first call in a graph", "wavelet, d 80", "learned table, d 80"),

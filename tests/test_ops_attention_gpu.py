@@ -225,7 +225,7 @@ def test_a_plan_is_for_one_signature():
     x, storage = torch.zeros(2, 3, 16), torch.zeros(200)
 
     def signature(*values):
-        return _signature(values, [])
+        return _signature(values, [], {})
 
     usual = signature(x, 1, None, [x])
     assert usual == signature(torch.nn.Parameter(x), 1, None, (x.clone(),))
@@ -241,6 +241,31 @@ def test_a_plan_is_for_one_signature():
         assert signature(x, unreadable) is None
 
 
+def test_a_plan_of_few_queries_follows_strides():
+    """Not n, but what Triton compiles for: strides of 1, of multiples of 16, of more than 32 bits.
+    A call that is not served has none, so its shapes are in the signature."""
+    needs("triton")
+    from wavepe.ops._attention_gpu.decode import lengths
+
+    def parts(n, batch_stride=None, m=1, last=1, **options):
+        strides = (32 * n if batch_stride is None else batch_stride, 16 * n, 16, last)
+        k = torch.empty_strided((1, 2, n, 16), strides, device="meta")
+        q = torch.empty(1, 2, m, 16, device="meta")
+        return lengths(Arguments(q, k, k, **options))[1:]
+
+    assert parts(15) == ([15, 480, 240, 480, 240], parts(1000, m=16)[1])
+    usual, *others = [parts(15, stride)[1] for stride in (32, 40, 1, 1 << 31)]
+    assert usual == parts(15)[1]
+    assert all(x != y for x, y in zip([usual, *others], others, strict=False))
+    masks = [torch.ones(1, n, dtype=torch.bool) for n in (15, 20)]
+    assert parts(15, key_mask=masks[0])[1] == parts(20, key_mask=masks[1])[1]
+    assert parts(15, key_mask=masks[1])[1] != parts(20, key_mask=masks[1])[1]
+    assert parts(15, segments=masks[0])[1] != parts(16, segments=masks[0])[1]  # which are m
+    of_pairs = torch.ones(1, 1, 1, 15, dtype=torch.bool)
+    for options in ({"m": 17}, {"m": 0}, {"last": 2}, {"dropout_p": 0.1}, {"mask": of_pairs}):
+        assert parts(15, **options) == ([], {})
+
+
 # ---- the kernels, compiled ahead of time for GPUs that need not be here -------------------------
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -248,6 +273,9 @@ EVERYTHING = """bias=torch.zeros(4, 100), bias_beyond="edge", softcap=2.0, windo
 slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
 key_mask=torch.ones(1, 1024, dtype=torch.bool), segments=torch.zeros(1, 1024, dtype=torch.int32),
 mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.tensor(1)"""
+SPLIT = """bias=torch.zeros(4, 100), softcap=2.0, window=99, sinks=torch.ones(4), beyond="edge",
+slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
+q_rel=torch.ones(1, 4, 3, 128).half(), key_mask=torch.ones(1, 1024, dtype=torch.bool)"""
 COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the bytes it may spill
     *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
     ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
@@ -256,6 +284,8 @@ COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the
     ("Case(90, 128, 'constant')", 5, 128),
     ("Case(90, 64, 'learned')", 6, 0),
     *((f"Case(90, {size}, 'constant'), {EVERYTHING}", 7, 10**4) for size in (64, 128)),
+    ("Case(80, 128, 'constant', queries=1)", 2, 0),
+    (f"Case(90, 128, 'learned', torch.float16, 3), {SPLIT}", 2, 64),
 ]
 
 
@@ -278,11 +308,12 @@ def test_compiled(kernels, call, count, spills):
     program += f"print(json.dumps(measure({call})))"
     rows = json.loads(output("-c", program, cwd=ROOT, TRITON_INTERPRET="0"))
     assert len(rows) == count
-    assert count > 2 or [r["kernel"] for r in rows] == ["table_products", "attention_forward"]
+    forward = ["table_products", "attention_forward"], ["attention_splits", "merge_splits"]
+    assert count > 2 or [r["kernel"] for r in rows] == forward[rows[0]["queries"] < 17]
     for row in rows:
         assert row["spilled"] <= spills, row
         assert row["shared"] <= 1024 * kernels.SHARED[row["arch"]], row
-        assert row["tensor_core"] or row["kernel"] == "diagonal_sums", row
+        assert row["tensor_core"] or row["kernel"] in ("diagonal_sums", "merge_splits"), row
 
 
 def test_the_table_of_kernels(kernels):

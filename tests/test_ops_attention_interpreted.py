@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 from traffic import Traffic, tensors
 from wavepe.ops import _attention, _attention_gpu, relative_table
 from wavepe.ops._attention_checks import Arguments
-from wavepe.ops._attention_gpu import call, chunk, launches, plans
+from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
 
 from benchmarks.interpreted import interpreted
 
@@ -66,6 +66,12 @@ TABLES = (
 )
 OTHERS = tuple(o for o in OPTIONS if "p" not in OPTIONS[o](generator(o), SHAPE) and o not in FAR)
 SOON = ("window of nothing", "window, future too", "mask", "dropout", "bias, both sides, edge")
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch):
+    """Let the kernels over tiles serve few queries, too: they are what most tests are about."""
+    monkeypatch.setattr(decode, "MOST", 0)
 
 
 @pytest.mark.parametrize("option", soon(OTHERS, *SOON))
@@ -142,18 +148,21 @@ def assert_near(found, exact, limit):
 
 
 ZONES = [
-    ("ricker", True, 840, F32),
-    ("ricker", False, 300, F32),
-    ("morlet", True, 37, F32),
-    ("haar", True, 840, F32),
-    ("ricker", True, 840, torch.float16),
+    ("ricker", True, 840, F32, 0),
+    ("ricker", False, 300, F32, 0),
+    ("morlet", True, 37, F32, 0),
+    ("haar", True, 840, F32, 0),
+    ("ricker", True, 840, torch.float16, 0),
+    ("ricker", True, 840, torch.float16, 16),
+    ("ricker", False, 300, F32, 16),
 ]
 
 
-@pytest.mark.parametrize(("kind", "causal", "offset", "dtype"), soon(ZONES))
-def test_low_rank_zones_interpreted(kind, causal, offset, dtype):
+@pytest.mark.parametrize(("kind", "causal", "offset", "dtype", "most"), soon(ZONES))
+def test_low_rank_zones_interpreted(kind, causal, offset, dtype, most, monkeypatch):
     """A relative_table against its own rows: plain tiles, low-rank ones and near ones. Of every
     row 1e-7 is neglected, and a score here is 1.5 times a sum of 32 products with about 0.8."""
+    monkeypatch.setattr(decode, "MOST", most)
     rng, d = generator("zones", kind), 32
     p, first, _ = wavepe.encoding("wavelet", kind=kind).table(700, d, causal=causal)
     m, n = (70 if offset == 37 else 9), 900
@@ -208,6 +217,86 @@ def test_chunks_of_heads_and_strides_change_nothing_interpreted(monkeypatch, bat
         torch.testing.assert_close(parts[name], x)
 
 
+# ---- few queries ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Split the keys of few queries; return a function that sets the number of multiprocessors."""
+    launched, launch = [], launches.launch
+    monkeypatch.setattr(decode, "MOST", 16)
+    monkeypatch.setattr(
+        launches, "launch", lambda kernel, *rest, **more: launched.append(kernel)
+        or launch(kernel, *rest, **more)
+    )  # fmt: skip
+    yield lambda count: monkeypatch.setattr(launches, "multiprocessors", lambda device: count)
+    assert set(launched) <= {decode.attention_splits, decode.merge_splits}
+
+
+def without(drawn, *names):
+    return {name: x for name, x in drawn.items() if name not in names}
+
+
+def everything_split(rng, s):
+    return without(everything(rng, s), "mask", "dropout_p")
+
+
+def agree(rng, shape, options, dtype=F32):
+    """Compare out and lse to the oracle; the gradients are those of the kernels over tiles."""
+    check(interpreted, rng, shape, options, dtype, backward=False)
+
+
+SPLIT = [o for o in OPTIONS if o not in FAR]
+SPLIT = [o for o in SPLIT if not {"mask", "dropout_p"} & OPTIONS[o](generator(o), SHAPE).keys()]
+
+
+@pytest.mark.parametrize(
+    "option", soon(SPLIT, "window of nothing", "edge from 2, per head", "table from -3")
+)
+def test_options_of_few_queries_interpreted(option, few):
+    agree(generator("few", option), Shape(2, 6, 2, 3, 131, 12, 8), OPTIONS[option])
+    agree(generator("few", option), Shape(1, 2, 2, 1, 97, 16, 3), OPTIONS[option])
+
+
+KEYS = (1, 2, 15, 16, 17, 255, 256, 257, 1000)
+SPLIT_SIZES = [(m, n, group) for group, n in enumerate(KEYS) for m in (1, 2, 3, 16)]
+
+
+@pytest.mark.parametrize(("m", "n", "turn"), soon(SPLIT_SIZES, (2, 255, 5)))
+def test_few_queries_of_all_sizes_interpreted(m, n, turn, few):
+    """One, three and eight query heads; 16 queries of eight need two programs for their rows."""
+    for group in (1, 3, 8) if m == 16 or n < 20 else ((1, 3, 8)[turn % 3],):
+        agree(generator("few", str(n)), Shape(1, group, 1, m, n, 12, 20), everything_split)
+
+
+@pytest.mark.parametrize("splits", soon([1, 2, 3, 5, 64], 1, 5))
+def test_any_number_of_splits_interpreted(splits, few):
+    few(splits)  # two programs for each, and two key heads
+    for options in (everything_split, {}):
+        agree(generator("splits"), Shape(1, 4, 2, 2, 300, 8, 8), options)
+
+
+@pytest.mark.parametrize("d", soon([80, 256], 80))
+def test_few_queries_in_float16_interpreted(d, few):
+    rng = generator("few float16")
+    arguments = draw(rng, Shape(1, 8, 1, 3, 70, d, d), everything_split, torch.float16)
+    assert_near(run(interpreted, arguments), judge(arguments).values, 2.0**-10)
+
+
+def test_few_queries_ignore_nan_interpreted(few):
+    """In keys that a mask hides, behind the last key, and of queries that other rows pad."""
+    rng = generator("few nan")
+    arguments = draw(rng, Shape(1, 3, 1, 2, 90, 8, 8), {"sinks": np.ones(3)})
+    seen = torch.ones(1, 90, dtype=torch.bool)
+    seen[:, 5:80] = False
+    clean = run(interpreted, arguments | {"key_mask": seen})
+    for name in ("k", "v"):
+        room = torch.full((1, 1, 200, 8), torch.nan)
+        room[:, :, :90][:, :, seen[0]] = arguments[name][:, :, seen[0]]
+        arguments[name] = room[:, :, :90]
+    same(run(interpreted, arguments | {"key_mask": seen}), clean)
+
+
 # ---- plans ---------------------------------------------------------------------------------------
 
 
@@ -249,6 +338,34 @@ def test_a_plan_repeats_a_call(option, most, planned, monkeypatch):
     monkeypatch.delattr(call, "backward")
     for _ in range(2):
         same(both_passes(_attention_gpu.attend, other), want)
+
+
+@pytest.mark.parametrize("option", soon(["batched decoding", "everything"], "batched decoding"))
+def test_a_plan_of_few_queries_serves_all_lengths(option, planned, few, monkeypatch):
+    """With strides that follow n, as those of torch.cat's result do, and with other tables."""
+
+    def arguments_of(n):
+        options = {"batched decoding": OPTIONS[option], "everything": everything_split}[option]
+        drawn = draw(generator("lengths", str(n)), Shape(2, 2, 1, 2, n, 16, 16), options)
+        sized = {name: drawn[name][..., :5, :].contiguous() for name in ("p",) if name in drawn}
+        sized |= {"bias": drawn["bias"][..., :5].contiguous()} if "bias" in drawn else {}
+        return Arguments(**{**drawn, **sized, "window": None})
+
+    steps = [arguments_of(n) for n in (16, 17, 64, 130)]
+    want = [call.forward(*step) for step in steps]
+    _attention_gpu.attend("forward", steps[0])
+    run_again = call.forward
+    monkeypatch.delattr(call, "forward")
+    for step, exact in zip(steps, want, strict=True):
+        results = _attention_gpu.attend("forward", step)
+        same(dict(zip("ol", results, strict=True)), dict(zip("ol", exact, strict=True)))
+    assert len(plans._plans) == 1
+    monkeypatch.setattr(call, "forward", run_again, raising=False)
+    one, other = steps[2:]
+    for name in ("k", "v", "key_mask"):
+        if getattr(one, name) is not None:
+            with pytest.raises(RuntimeError, match=r"wavepe: .* must (be|have)"):
+                _attention_gpu.attend("forward", one._replace(**{name: getattr(other, name)}))
 
 
 def test_a_plan_knows_its_arguments_apart(planned):

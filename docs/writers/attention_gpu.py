@@ -17,7 +17,7 @@ def blocks(root: Path) -> dict[str, str]:
     sentence = (
         "A cell lists registers per thread, bytes of stack where the kernel spills, kilobytes of "
         "shared memory, and warps, for bfloat16. All of these kernels use tensor cores; "
-        "`diagonal_sums`, which sums the gradient of `bias`, does not. "
+        "`diagonal_sums`, which sums the gradient of `bias`, and `merge_splits` do not. "
         f"Triton {results['triton']}."
     )
     return {"kernels": f"{attention_kernels.table(results)}\n\n{wrapped(sentence)}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,18 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._attention_checks import Arguments
-from . import kernels, launches, products
+from . import decode, kernels, launches, products
 from .chunk import Chunk, chunks, rows_of
 from .tiles import ScoreTerms
 from .zones import BLOCK
 
 
-def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return ``torch.ops.wavepe.attention_forward`` of checked arguments."""
-    call = Arguments(*arguments)
+def forward(*arguments: Any, numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Return ``torch.ops.wavepe.attention_forward`` of checked arguments; plans mark `numbers`."""
+    needed, of_call, _ = decode.lengths(arguments)
+    call = Arguments(*needed)
     q = call.q
     out = q.new_empty((*q.shape[:3], call.v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if of_call:
+        decode.attend(call, numbers or of_call, out, lse)
+        return out, lse
     for chunk in chunks(call, gradients=False):
         chunk.attend(chunk.queries(out), chunk.queries(lse))
     return out, lse

@@ -77,6 +77,13 @@ def capability(device: torch.device) -> int:
     return major if major in _TUNING else 8
 
 
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors; without a GPU it is 4, so that an interpreter ends."""
+    there = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if there else 4
+
+
 def tuning(role: str, q: Tensor, width: int, tiles: bool) -> dict[str, int]:
     """Return the options for launching a kernel of this role.
 

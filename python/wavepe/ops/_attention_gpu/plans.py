@@ -2,7 +2,8 @@
 
 The first call of a signature (shapes, strides, dtypes, devices, alignments, options) is checked and
 runs `call`, while a `_Tape` writes down its steps: allocations, operators of torch, and launches.
-They depend on the signature alone, so later calls repeat them with their own tensors.
+They depend on the signature alone, so later calls repeat them with their own tensors. With few
+queries n is not in the signature: numbers that follow it are arguments of the plan, like tensors.
 """
 
 from __future__ import annotations
@@ -18,42 +19,53 @@ from torch import Tensor
 from .._attention_checks import Arguments, check_arguments
 from .._common import check
 from .._torch_private import DispatchMode
-from . import call, launches
+from . import call, decode, launches
 
 MOST = 256  # then all plans are dropped: lengths that change at each step would fill the memory
 _OPTIONS = frozenset((int, float, bool, str, type(None)))
-_plans: dict[Any, Callable[[list[Tensor]], tuple[Any, ...]]] = {}
+_plans: dict[Any, Callable[[list[Any]], tuple[Any, ...]]] = {}
+
+
+class _Number(int):
+    """A number that differs between calls of one plan."""
 
 
 def attend(role: str, arguments: Sequence[Any], missing_kernel: Any) -> Any:
     """Return the forward or backward of `call`; None for a tensor that only torch can read."""
-    tensors: list[Tensor] = []
-    signature = _signature(arguments, tensors)
+    inputs: list[Any] = []
+    few = role == "forward"
+    arguments, numbers, parts = decode.lengths(arguments) if few else (arguments, [], {})
+    signature = _signature(arguments, inputs, parts)
     if signature is None:
         return None
     key = role, *signature
     plan = _plans.get(key)
-    with torch.cuda.device_of(tensors[0]):
+    inputs += numbers
+    with torch.cuda.device_of(inputs[0]):
         if plan is None:
-            return _first(role, arguments, tensors, key, missing_kernel)
-        return plan(tensors)
+            return _first(role, arguments, inputs, key, missing_kernel)
+        return plan(inputs)
 
 
-def _signature(values: Sequence[Any], tensors: list[Tensor]) -> list[Any] | None:
-    """Return what a plan depends on, and list the tensors; None: one is not as in its memory."""
+def _signature(values: Sequence[Any], tensors: list[Any], parts: dict) -> list[Any] | None:
+    """Return what a plan depends on, and list the tensors; None: one is not as in its memory.
+
+    `parts` has, by place, what stands for the shape and the strides of a value.
+    """
     key: list[Any] = []
-    for x in values:
+    for place, x in enumerate(values):
         kind = type(x)
         if kind is Tensor or kind is torch.nn.Parameter:
             at = x.data_ptr()
             if x.is_neg() or not (at or not x.numel()):
                 return None
             tensors.append(x)
-            key += x.shape, x.stride(), x.dtype, x.get_device(), at % 16
+            key += parts.get(place) or (x.shape, x.stride())
+            key += x.dtype, x.get_device(), at % 16
         elif kind in _OPTIONS:
             key.append(x)
         else:
-            inner = _signature(x, tensors) if kind is list or kind is tuple else None
+            inner = _signature(x, tensors, {}) if kind is list or kind is tuple else None
             if inner is None:
                 return None
             key.append(tuple(inner))
@@ -61,7 +73,7 @@ def _signature(values: Sequence[Any], tensors: list[Tensor]) -> list[Any] | None
 
 
 def _first(
-    role: str, arguments: Sequence[Any], tensors: list[Tensor], key: Any, missing_kernel: Any
+    role: str, arguments: Sequence[Any], inputs: list[Any], key: Any, missing_kernel: Any
 ) -> Any:
     """Check a call, run it, and keep a plan of it."""
     start = 4 if role == "backward" else 0  # grad_out, grad_lse, out and lse come before
@@ -77,8 +89,9 @@ def _first(
     if DispatchMode is None or (checked.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return getattr(call, role)(*arguments)
     # Aliases, because one tensor may be given twice, and two the next time.
-    tensors = [x.detach() for x in tensors]
-    tape, aliases = _Tape(tensors), iter(tensors)
+    inputs = [x.detach() if isinstance(x, Tensor) else _Number(x) for x in inputs]
+    numbers = [x for x in inputs if isinstance(x, _Number)]
+    tape, aliases = _Tape(inputs), iter(inputs)
     arguments = [
         next(aliases) if isinstance(x, Tensor)
         else [next(aliases) for _ in x] if isinstance(x, (list, tuple)) else x
@@ -87,7 +100,7 @@ def _first(
     launches.maker.make = tape.launch
     try:
         with tape:
-            results = getattr(call, role)(*arguments)
+            results = getattr(call, role)(*arguments, **({"numbers": numbers} if numbers else {}))
     finally:
         launches.maker.make = None
     if len(_plans) >= MOST:
@@ -99,7 +112,7 @@ def _first(
 class _Tape(DispatchMode or object):  # type: ignore[misc]
     """Writes down steps: a function and keys of its arguments and result, below 0 if constant."""
 
-    def __init__(self, inputs: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Any]) -> None:
         super().__init__()
         self.count, self.paused = len(inputs), False
         self.constants: dict[int, Any] = {}
@@ -112,8 +125,10 @@ class _Tape(DispatchMode or object):  # type: ignore[misc]
         for key, x in enumerate(inputs):
             self._enter(x, key)
 
-    def _enter(self, x: Tensor, key: int) -> None:
-        self.keys[id(x)], self.roots[id(x)] = key, (key, _place(x))
+    def _enter(self, x: Any, key: int) -> None:
+        self.keys[id(x)] = key
+        if isinstance(x, Tensor):
+            self.roots[id(x)] = key, _place(x)
 
     def _constant(self, x: Any) -> int:
         name = (type(x), x) if type(x) in _OPTIONS else id(x)
@@ -167,7 +182,7 @@ class _Tape(DispatchMode or object):  # type: ignore[misc]
     def launch(self, kernel: Any, grid: tuple[int, ...], arguments: Any, options: dict) -> None:
         """Launch a kernel and write it down."""
         self.paused = True  # an interpreter runs operators, too
-        compiled = kernel[grid](*arguments, **options)
+        compiled = kernel[grid](*map(_plain, arguments), **options)
         self.paused = False
         bound = launches.bound(kernel, grid, len(arguments), options, compiled)
         run, more = bound or (functools.partial(kernel[grid], **options), [])
@@ -177,6 +192,8 @@ class _Tape(DispatchMode or object):  # type: ignore[misc]
             keys = [encoded(y) for y in x] if isinstance(x, tuple) else []
             if any(key >= 0 for key in keys):
                 return self._named(None if bound else type(x), *keys)
+            if isinstance(x, _Number):
+                return self.keys[id(x)]
             if not isinstance(x, Tensor):
                 return self._constant(x)
             base, root = self.roots[id(x)]
@@ -187,24 +204,31 @@ class _Tape(DispatchMode or object):  # type: ignore[misc]
         self._step(run, *[encoded(x) for x in (*arguments, *more)])
         self.last |= dict.fromkeys(roots, self.steps[-1][-1])  # whose addresses it has
 
-    def plan(self, results: Sequence[Any]) -> Callable[[list[Tensor]], tuple[Any, ...]]:
-        """Return a function of the tensors of a call that repeats the steps."""
+    def plan(self, results: Sequence[Any]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """Return a function of the tensors and numbers of a call that repeats the steps."""
         keys = [self._constant(None) if x is None else self._tensor(x) for x in results]
         for key, done in self.last.items():
             if key >= 0 and key not in keys:
                 done.append(key)
-        constants, steps, chosen = self.constants, self.steps, _getter(keys)
+        constants, steps, last = self.constants, self.steps, _getter(keys)
 
-        def run(tensors: list[Tensor]) -> tuple[Any, ...]:
-            values = constants | dict(enumerate(tensors))
+        def run(inputs: list[Any]) -> tuple[Any, ...]:
+            values = constants | dict(enumerate(inputs))
             for function, members, result, done in steps:
-                inputs = members(values)
-                values[result] = function(*inputs) if function else inputs
+                read = members(values)
+                values[result] = function(*read) if function else read
                 for key in done:
                     del values[key]
-            return chosen(values)
+            return last(values)
 
         return run
+
+
+def _plain(x: Any) -> Any:
+    """Return a number as an int; Triton takes no other class. Tuples have names for all values."""
+    if isinstance(x, tuple):
+        return type(x)(*map(_plain, x))
+    return int(x) if isinstance(x, _Number) else x
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ LEAST = 16  # the smallest size that a tensor core multiplies; smaller sizes and
 FARTHEST = 1 << 29  # larger positions are set to this, so that sums of a few fit 32 bits
 # Triton would compile a kernel again for a length that is 1 or a multiple of 16, while a model
 # generates text. In tuples it does: there integers that follow the lengths are `odd`.
-kernel = triton.jit(do_not_specialize=["heads", "group", "m", "n"])
+kernel = triton.jit(do_not_specialize=["heads", "group", "m", "n", "splits"])
 _BLOCK = tl.constexpr(BLOCK)
 _LEAST = tl.constexpr(LEAST)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -326,9 +326,9 @@ def _tanh(x):
 
 
 @triton.jit
-def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.constexpr):
-    """Return a tile of scores, softcap included."""
-    s = multiply(q, k, None, T)
+def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.constexpr, term=None):
+    """Return a tile of scores, softcap included; `term` is added to q k^T."""
+    s = multiply(q, k, term, T)
     delta = grad_queries(x.position, T) - grad_keys(members(block), T)
     if terms.products is not None:
         if LEVEL >= _FAR and terms.basis is not None:
