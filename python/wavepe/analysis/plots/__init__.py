@@ -16,9 +16,13 @@ be drawn, and TypeError for an argument of a wrong type.
 """
 
 from ._encodings import absolute, bias, decay, table, wavelengths, wavelets
-from ._models import attention_maps, band_heatmap
-from ._perplexity import perplexity_by_length
-from ._shares import accuracy_grid, needle_grid
+from ._measurements import (
+    accuracy_grid,
+    attention_maps,
+    band_heatmap,
+    needle_grid,
+    perplexity_by_length,
+)
 
 __all__ = [
     "absolute",
