@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cases import needs
@@ -29,6 +30,7 @@ from serving_cases import (
     text_of,
 )
 from transformers.generation.continuous_batching import PagedAttentionCache, RequestState
+from wavepe.positions import requests
 from wavepe.serving.batching import NOT_CARRIED
 
 from benchmarks import serving
@@ -140,6 +142,21 @@ def test_requests_without_a_limit_have_the_length_of_their_prompt():
     tokens = manager.get_result(timeout=60).generated_tokens
     manager.stop()
     assert tokens == wanted[: wanted.index(wanted[5]) + 1]
+
+
+def test_other_threads_do_not_see_the_requests(monkeypatch):
+    """A manager batches in a thread of its own, while others call the same model."""
+    monkeypatch.setattr(requests.current, "lengths", [(3, 64)])
+    model, ids = patched_tiny(FOLLOW_LENGTH[0]).eval(), torch.arange(3)[None]
+    with ThreadPoolExecutor(1) as pool, torch.inference_mode():
+        requests.current.lengths = [(3, 64)]  # a pass of this thread would replace them
+        got = pool.submit(model.model.rotary_emb, torch.zeros(1), ids).result()
+        requests.current.lengths = None
+        want = model.model.rotary_emb(torch.zeros(1), ids)
+        requests.current.lengths = [(3, 64)]
+        of_requests = model.model.rotary_emb(torch.zeros(1), ids)
+    assert torch.equal(got[1], want[1])
+    assert not torch.equal(got[1], of_requests[1])
 
 
 def test_a_fixed_length_is_that_of_all_requests():

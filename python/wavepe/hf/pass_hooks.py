@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ..positions.requests import current
 from ..positions.tables import refuse_trace
 from . import families
 from .cache_guard import CacheGuard
@@ -26,7 +27,7 @@ class PassHooks:
         self.live, self.spec = live, spec_text(live.spec)
         self.forwards = ReplacedForwardCheck(base)
         self.absolute = parts.absolute
-        self.follow_length = [part for part in parts.cache_parts if part.follows_length]
+        self.follows_length = any(part.follows_length for part in parts.cache_parts)
         scores = [layer.score for layer in parts.layers if layer.score is not None]
         self.counting = next((x.encoding for x in scores if measures_tokens(x.encoding)), None)
         self.reads_positions = any(score.reads_positions for score in scores)
@@ -52,9 +53,8 @@ class PassHooks:
             pass_.set_positions(pass_.positions_by_mask())
         if self.cuts_logits:  # Gemma 4 would cut the angles of its last layers
             kwargs["logits_to_keep"] = None
-        for part in self.follow_length:
-            lengths = pass_.paged.request_lengths() if pass_.paged is not None else None
-            getattr(part, "rotation", part).lengths = lengths
+        if self.follows_length and not pass_.compiling:
+            current.lengths = None if pass_.paged is None else pass_.paged.request_lengths()
         read_sequences(pass_, module, self.counting)
         if self.absolute is not None:
             self.absolute.add(module, pass_)

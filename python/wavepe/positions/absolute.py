@@ -8,18 +8,13 @@ from torch import Tensor
 
 from ..encodings import Encoding
 from ..encodings.base import combine
-from .requests import Lengths, at_each_length
+from .requests import at_each_length, current
 from .tables import FIX_LENGTH, name_of, refuse_trace
 from .vectors import graph_range, graph_vectors, range_of, to_torch, vectors
 
 
 class AbsoluteVectors:
-    """The vectors that the parts of an encoding add to token embeddings, as tensors.
-
-    `lengths` are the requests of the next call, if each has vectors of its own length.
-    """
-
-    lengths: Lengths | None = None
+    """The vectors that the parts of an encoding add to token embeddings, as tensors."""
 
     def __init__(self, encoding: Encoding, dim: int, trained_length: int | None) -> None:
         self.encoding = combine([(part, None) for part in encoding.parts if part.adds])
@@ -53,9 +48,10 @@ class AbsoluteVectors:
                 f"wavepe: the vectors of '{self.encoding}' depend on the length, so an exported "
                 f"program cannot compute them from positions: {FIX_LENGTH}"
             )
-        if self.follows_length and self.lengths is not None:
+        several = None if torch.compiler.is_compiling() else current.lengths
+        if self.follows_length and several is not None:
             parts = at_each_length(
-                self.lengths, positions.cpu(), int, lambda row, n: self._of_row(row.numpy(), n)
+                several, positions.cpu(), int, lambda row, n: self._of_row(row.numpy(), n)
             )
             return to_torch(np.concatenate(parts, 1), positions.device)
         if self.follows_length and positions.numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -66,6 +67,15 @@ def _slices(ends: list[int]) -> list[slice]:
 
 
 Lengths = Sequence[tuple[int, int]]  # of each request in a row, its tokens there and its length
+
+
+class Row(threading.local):
+    """The row of the pass that a thread runs: `lengths` of its requests, if it has several."""
+
+    lengths: Lengths | None = None
+
+
+current = Row()
 
 
 def at_each_length(

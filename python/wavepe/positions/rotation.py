@@ -14,7 +14,7 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
-from .requests import Lengths, at_each_length
+from .requests import at_each_length, current
 from .tables import FIX_LENGTH, LARGEST_TABLE, cached_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
@@ -61,11 +61,7 @@ class FrequencySchedule:
     changes : bool
         Whether frequencies follow the length or the training mode. Then cached keys may have
         another rotation than the current call.
-    lengths : Lengths, optional
-        The requests of this call, if each has frequencies of its own length.
     """
-
-    lengths: Lengths | None = None
 
     def __init__(
         self, encoding: Encoding, head_dim: int, trained_length: int | None, label: str = ""
@@ -112,10 +108,11 @@ class FrequencySchedule:
 
     def angles(self, positions: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (1|B, L, h), of positions (1|B, L), in the compute type of x."""
-        if self.lengths is None or self.fixed(training) is not None:
+        compiling = torch.compiler.is_compiling()
+        if self.fixed(training) is not None or compiling or current.lengths is None:
             return angles(self.needed(1, positions, training), x, positions)
         parts = at_each_length(
-            self.lengths,
+            current.lengths,
             positions,
             lambda length: self._kept(length, training),
             lambda row, frequencies: angles(frequencies, x, row),
