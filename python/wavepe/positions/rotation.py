@@ -108,11 +108,15 @@ class FrequencySchedule:
 
     def angles(self, positions: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (1|B, L, h), of positions (1|B, L), in the compute type of x."""
-        compiling = torch.compiler.is_compiling()
-        if self.fixed(training) is not None or compiling or current.lengths is None:
-            return angles(self.needed(1, positions, training), x, positions)
+        frequencies = self.fixed(training)
+        lengths = None if frequencies or torch.compiler.is_compiling() else current.lengths
+        if lengths is None:
+            frequencies = frequencies or self.of_longest(1, positions, training)
+            factor, dtype = frequencies.factor, wide(x)
+            inv_freq = frequencies.on(x)
+            return ops.rope_table(positions, inv_freq, attention_factor=factor, dtype=dtype)
         parts = at_each_length(
-            current.lengths,
+            lengths,
             positions,
             lambda length: self._kept(length, training),
             lambda row, frequencies: angles(frequencies, x, row),

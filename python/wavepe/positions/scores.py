@@ -154,7 +154,9 @@ class Scores:
         """
         if self._changes_vectors and q.dtype == torch.float16:  # it does not reach far enough
             q, k = q.float(), k.float()
-        keys = max(indices.count(k), 1)  # tables of no token have no range
+        requests = indices.requests
+        keys = k.shape[2] if requests is None else requests.longest
+        keys = max(keys, 1)  # tables of no token have no range
         terms = self._terms(q, keys, learned, scale, named)
         kernel_args = {**terms.arguments, "q": q, "k": k}
         if terms.shift is not None:

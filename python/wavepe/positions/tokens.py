@@ -26,10 +26,6 @@ class TokenIndices(NamedTuple):
     key_mask: Tensor | None = None
     requests: Requests | None = None
 
-    def count(self, k: Tensor) -> int:
-        """Return the number of keys, that of the longest request."""
-        return k.shape[2] if self.requests is None else self.requests.longest
-
     def queries(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
         first: Any = k.shape[2] - q.shape[2] if self.offset is None else self.offset
