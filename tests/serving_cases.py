@@ -155,6 +155,8 @@ class Server:
             if not stream:
                 return json.load(answer)["choices"][0]["text"]
             events = [json.loads(x[6:]) for x in answer if x.startswith(b"data: {")]
+        if refused := [event for event in events if "choices" not in event]:
+            raise ValueError(refused[0])
         return "".join(event["choices"][0]["text"] for event in events if event["choices"])
 
     def texts(self, folder, rows, new=NEW):
