@@ -19,6 +19,13 @@ PUBLIC = {
     # The docstrings of the ufuncs are in the C module.
     if callable(getattr(module, name)) and not isinstance(getattr(module, name), np.ufunc)
 }
+# Examples of these would show no more than a shape or a name; every other name has one.
+PLAIN = """Bias build_info set_num_threads variant variants nn.AbsoluteEncoding ops.RelativeTable
+ops.rope_ ops.rope_qk ops.rope_table ops.wavelet_table encodings.known_encodings encodings.Query
+encodings.Bias encodings.Encoding encodings.ALiBi encodings.FoX encodings.Integer encodings.NoPE
+encodings.Normalised encodings.PoPE encodings.Relative encodings.RoPE encodings.Shaw encodings.Sink
+encodings.Sinusoidal encodings.T5 encodings.TransformerXL encodings.Wavelet encodings.Window
+encodings.XPos"""
 
 
 @pytest.fixture
@@ -26,9 +33,10 @@ def registers(monkeypatch):
     forget_registrations(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PUBLIC if ">>> " in inspect.getdoc(PUBLIC[name])]
-)
+HAVE_EXAMPLES = [name for name in PUBLIC if name.removeprefix("wavepe.") not in PLAIN.split()]
+
+
+@pytest.mark.parametrize("name", HAVE_EXAMPLES)
 def test_examples_run(name, registers):
     found = doctest.DocTestFinder().find(PUBLIC[name], name, module=False, globs={})
     results = [doctest.DocTestRunner().run(test) for test in found]
