@@ -30,10 +30,12 @@ from .tiles import (
     Queries,
     Rows,
     clamp,
+    divisor_and_lse,
     floor_div,
     kernel,
     load_keys,
     members,
+    more_weights,
     odd,
     offset_of,
     scores,
@@ -199,19 +201,13 @@ def attention_splits(
                 s = scores(queries, keys, x, block, terms, scale, config, _FULL, False, term)
                 seen = visible(x, block, n, hidden, config, _FULL, False)
                 s = tl.where(seen, s, float("-inf"))
-                new = tl.maximum(peak, tl.max(s, 1))
-                safe = tl.where(new == float("-inf"), 0.0, new)
-                weights = tl.exp2((s - safe[:, None]) * _LOG2E)
-                shrink = tl.exp2((peak - safe) * _LOG2E)
-                peak = new
-                total = total * shrink + tl.sum(weights, 1)
+                weights, shrink, peak, total = more_weights(s, peak, total)
                 values = load_keys(v, b, hk, block, n, hidden, config.V_SIZE, config.V_WIDTH, _FULL)
                 acc = acc * shrink[:, None]
                 acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    blind = total == 0
-    total = tl.where(blind, 1.0, total)
+    total, new_lse = divisor_and_lse(peak, total)
     at, column = row * splits + split, tl.arange(0, config.V_WIDTH)
-    tl.store(lse + at, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E), there)
+    tl.store(lse + at, new_lse, there)
     mask = there[:, None] & (column < config.V_SIZE)[None, :]
     at = out + (at * config.V_SIZE)[:, None] + column[None, :]
     tl.store(at, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
@@ -229,10 +225,9 @@ def merge_splits(
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     weights = tl.exp2((each - peak) * _LOG2E)
     total = tl.sum(weights, 0)
-    blind = total == 0
-    total = tl.where(blind, 1.0, total)
+    total, new_lse = divisor_and_lse(peak, total)
     at = part + ((query * splits + split) * SIZE)[:, None] + column[None, :]
     seen = (each != float("-inf"))[:, None] & (column < SIZE)[None, :]
     acc = tl.sum(weights[:, None] * tl.load(at, seen, 0.0), 0) / total
     tl.store(out + query * SIZE + column, acc.to(out.dtype.element_ty), column < SIZE)
-    tl.store(lse + query, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E))
+    tl.store(lse + query, new_lse)

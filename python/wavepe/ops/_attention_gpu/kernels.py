@@ -18,6 +18,7 @@ from .tiles import (
     _LOG2E,
     Queries,
     basis_of,
+    divisor_and_lse,
     edge_rows,
     far_at,
     grad_queries,
@@ -26,6 +27,7 @@ from .tiles import (
     load,
     load_keys,
     members,
+    more_weights,
     multiply,
     near_at,
     offset_of,
@@ -95,12 +97,7 @@ def attention_forward(
                 s = scores(queries, keys, x, block, terms, scale, config, _LEVELS[phase], False)
                 seen = visible(x, block, n, hidden, config, _LEVELS[phase], False)
                 s = tl.where(seen, s, float("-inf"))
-                new = tl.maximum(peak, tl.max(s, 1))
-                safe = tl.where(new == float("-inf"), 0.0, new)
-                weights = tl.exp2((s - safe[:, None]) * _LOG2E)
-                shrink = tl.exp2((peak - safe) * _LOG2E)
-                peak = new
-                total = total * shrink + tl.sum(weights, 1)
+                weights, shrink, peak, total = more_weights(s, peak, total)
                 if dropout.seed is not None:
                     weights *= kept_weights(dropout, x, block, False)
                 values = load_keys(
@@ -109,10 +106,9 @@ def attention_forward(
                 )  # fmt: skip
                 acc = acc * shrink[:, None]
                 acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    blind = total == 0
-    total = tl.where(blind, 1.0, total)
+    total, new_lse = divisor_and_lse(peak, total)
     store(out, b, h, i, m, acc / total[:, None], config.V_SIZE, config.V_WIDTH)
-    tl.store(lse + x.row, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E), i < m)
+    tl.store(lse + x.row, new_lse, i < m)
 
 
 # ---- backward -----------------------------------------------------------------------------------

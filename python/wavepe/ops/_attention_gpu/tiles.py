@@ -376,3 +376,25 @@ def kept_weights(dropout, x, block, T: tl.constexpr):
     y = y * 0x846CA68B
     y = y ^ (y >> 16)
     return tl.where(y.to(tl.int64) >= dropout.threshold, dropout.factor, 0.0)
+
+
+# ---- softmax ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def more_weights(s, peak, total):
+    """Return the weights of more scores (rows, keys), the factor on what was summed before them,
+    and the largest score and the sum of weights with them."""
+    new = tl.maximum(peak, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    weights = tl.exp2((s - safe[:, None]) * _LOG2E)
+    shrink = tl.exp2((peak - safe) * _LOG2E)
+    return weights, shrink, new, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def divisor_and_lse(peak, total):
+    """Return what divides the weighted sum, 1 if no key was seen, and lse."""
+    blind = total == 0
+    total = tl.where(blind, 1.0, total)
+    return total, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E)
