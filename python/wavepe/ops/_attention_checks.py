@@ -6,8 +6,6 @@ That is for fake tensors, whose sizes may be symbols, for the GPU, and for atten
 from __future__ import annotations
 
 import math
-from functools import reduce
-from operator import and_, eq
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +26,7 @@ from ._common import (
     run_check,
     wide,
 )
-from ._torch_private import holds, is_known
+from ._torch_private import has_shape, holds, is_known
 
 
 class Arguments(NamedTuple):
@@ -170,7 +168,7 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
     }
     for name, x in tensors.items():
         shapes = (shape for shape in allowed[name] if len(shape) == x.dim())
-        if not holds(*(reduce(and_, map(eq, x.shape, shape), True) for shape in shapes)):
+        if not holds(*(has_shape(x, shape) for shape in shapes)):
             listing = " or ".join(map(str, dict.fromkeys(allowed[name])))
             got = checks.listed(operands) if name in operands else tuple(x.shape)
             check(False, f"{name} must be {listing}, got {got}")

@@ -117,6 +117,11 @@ def holds(*conditions: Any) -> bool:
     return False
 
 
+def has_shape(x: Tensor, shape: Iterable[int]) -> Any:
+    """Return the condition, for `holds`, that a tensor has this shape of as many dims."""
+    return functools.reduce(operator.and_, map(operator.eq, x.shape, shape), True)
+
+
 def is_known(*conditions: Any) -> bool:
     """Tell whether one of the conditions holds; False where only values of a program tell."""
     return any(_decided(condition, "guard_or_false") for condition in conditions)

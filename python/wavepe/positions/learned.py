@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import and_, eq
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +14,7 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
 from ..encodings.methods import checked_return, initial_parameters
 from ..ops._common import full_precision
-from ..ops._torch_private import holds, stamps
+from ..ops._torch_private import has_shape, holds, stamps
 from .tables import capacity_range
 
 
@@ -279,7 +277,7 @@ class Learned(nn.Module):
 
     def _check_shape(self, rule: str, x: Tensor, needed: tuple[int, ...]) -> None:
         """Raise ValueError, with the rule of the encoding, if a tensor has another shape."""
-        if x.dim() != len(needed) or not holds(reduce(and_, map(eq, x.shape, needed), True)):
+        if x.dim() != len(needed) or not holds(has_shape(x, needed)):
             raise ValueError(f"'{self.encoding}': {rule} {needed}, got {tuple(x.shape)}")
 
     def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Any]:
