@@ -17,7 +17,7 @@ from ..common import checks
 from ..common.labels import suggestion
 from ..common.spec import Value, write_spec
 from .layers import check_layers, layers_of
-from .methods import TERMS, Methods, initial_parameters, once
+from .methods import TERMS, Arrays, Methods, initial_parameters, once
 from .options import checked
 
 VERSION = 1
@@ -261,9 +261,7 @@ class Combination(Encoding):
     def temperature(self, positions: ArrayLike) -> np.ndarray:
         return reduce(mul, self._of_parts("temperature", positions))
 
-    def parameters(
-        self, head_dim: int, heads: int, dim: int | None = None
-    ) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int, dim: int | None = None) -> Arrays:
         if not self.learned:
             return super().parameters(head_dim, heads)
         return {

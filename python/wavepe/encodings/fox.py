@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensor, Tensors
 from .register import register_encoding
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class FoX(Encoding):
     """Let each token decide how much of what came before is forgotten: FoX.
 
@@ -35,9 +28,7 @@ class FoX(Encoding):
     learned = True
     per_layer = ("f_proj", "f_bias")
 
-    def parameters(
-        self, head_dim: int, heads: int, dim: int | None = None
-    ) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int, dim: int | None = None) -> Arrays:
         """Return the initial "f_proj" (heads, dim) and "f_bias" (heads,): zeros, float64.
 
         So all gates begin at 1/2, the middle of the authors' initial values.
@@ -47,7 +38,7 @@ class FoX(Encoding):
         sizes = {"f_proj": (heads, dim), "f_bias": (heads,)}
         return {key: np.zeros(size) for key, size in sizes.items()}
 
-    def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def input_decay(self, x: Tensor, parameters: Tensors) -> Tensor:
         from torch.nn.functional import linear, logsigmoid
 
         weight, bias = (parameters[key].to(x.device) for key in ("f_proj", "f_bias"))

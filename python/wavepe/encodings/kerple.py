@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..arrays.relative_bias import Bias
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensors
 from .options import one_of, option
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Kerple(Encoding):
     """Subtract a learned kernel of the distance from the score: KERPLE.
 
@@ -59,7 +52,7 @@ class Kerple(Encoding):
             return Bias(-r1 * np.log1p(r2 * distance), first)
         return Bias(-r1 * distance**r2, first)
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "log_r1" and "log_r2" (for "power", "logit_r2"), float64 (heads,).
 
         Parameters of any value give valid kernels: r1 = exp(log_r1) and r2 = exp(log_r2), or for
@@ -74,9 +67,7 @@ class Kerple(Encoding):
             return {"log_r1": np.log(r1), "log_r2": np.log(r2)}
         return {"log_r1": np.log(r1), "logit_r2": np.log(r2 / (2 - r2))}
 
-    def learned_bias(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Bias:
+    def learned_bias(self, length: int, parameters: Tensors, *, causal: bool = True) -> Bias:
         import torch
 
         r1 = parameters["log_r1"].exp()[:, None]

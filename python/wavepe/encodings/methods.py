@@ -14,11 +14,15 @@ from ..arrays.relative_bias import BEYOND, Bias, Table
 from ..common import checks
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
 
     once = property  # a class may override it by a property of its own
 else:
+    Tensor = Any  # because no encoding needs torch before a method gets tensors
     once = functools.cached_property  # an encoding never changes
+
+Tensors = Mapping[str, Tensor]
+Arrays = dict[str, np.ndarray]
 
 # Terms of the scores. A method has the name of its term; a learned term has a method
 # learned_<term>, too.
@@ -202,7 +206,7 @@ class Methods:
         """
         self._does_not_apply("temperature")
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the names and initial values, float64, of what a learned encoding learns.
 
         The front end turns them into tensors, owns them and trains them. Encodings that read the
@@ -211,9 +215,7 @@ class Methods:
         """
         self._learns_not("parameters", "nothing")
 
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Table:
+    def learned_table(self, length: int, parameters: Tensors, *, causal: bool = True) -> Table:
         """Return the table of a learned encoding for its parameters. It needs torch.
 
         It is (w, head_dim), or (heads, w, head_dim) with a table for each head, in the dtype of the
@@ -221,22 +223,20 @@ class Methods:
         """
         self._learns_not("learned_table", "no table")
 
-    def learned_bias(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Bias:
+    def learned_bias(self, length: int, parameters: Tensors, *, causal: bool = True) -> Bias:
         """Return the bias (heads, w) of a learned encoding, as `learned_table` does its table."""
         self._learns_not("learned_bias", "no bias")
 
-    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+    def learned_query(self, parameters: Tensors) -> Query:
         """Return u, v and the projection of a learned encoding; `Query` has the formula."""
         self._learns_not("learned_query", "nothing for the queries")
 
-    def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def learned_sinks(self, parameters: Tensors) -> Tensor:
         """Return numbers (heads,) that join the softmax, each as a score without a value."""
         self._learns_not("learned_sinks", "no sinks")
 
     def score_vectors(
-        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Tensors
     ) -> tuple[Tensor, Tensor]:
         """Return the vectors whose products are the scores, with any number of columns.
 
@@ -248,14 +248,14 @@ class Methods:
         """
         self._does_not_apply("score_vectors")
 
-    def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def input_query(self, x: Tensor, parameters: Tensors) -> Tensor:
         """Return the queries of the table from the layer's input, (B, heads, m, columns).
 
         Their products with the table are added to the score, and not scaled.
         """
         self._learns_not("input_query", "no queries from the input")
 
-    def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def input_decay(self, x: Tensor, parameters: Tensors) -> Tensor:
         """Return what each token adds to the scores of all earlier keys, (B, heads, m).
 
         The score of query i and key j gets the sum over the tokens j+1..i. It is not scaled, and
@@ -304,9 +304,7 @@ def input_queries(x: Tensor, r_proj: Tensor) -> Tensor:
     return r.unflatten(-1, r_proj.shape[:2]).transpose(1, 2)
 
 
-def initial_parameters(
-    encoding: Methods, head_dim: int, heads: int, dim: int | None
-) -> dict[str, np.ndarray]:
+def initial_parameters(encoding: Methods, head_dim: int, heads: int, dim: int | None) -> Arrays:
     """Return `encoding.parameters`; ValueError if it needs the size of the layer's input."""
     if not encoding.reads_input:
         return encoding.parameters(head_dim, heads)

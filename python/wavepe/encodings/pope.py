@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensor, Tensors
 from .options import option, positive
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class PoPE(Encoding):
     """Take the elements of q and k as magnitudes, and turn each one by its position: PoPE.
 
@@ -42,14 +35,14 @@ class PoPE(Encoding):
 
     theta: float = option(10000.0, positive())
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "delta" (heads, head_dim): zeros, float64."""
         heads = checks.integer("pope heads", heads, 1)
         head_dim = checks.integer("pope head_dim", head_dim, 1)
         return {"delta": np.zeros((heads, head_dim))}
 
     def score_vectors(
-        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Tensors
     ) -> tuple[Tensor, Tensor]:
         return self._turned(q, queries, parameters["delta"]), self._turned(k, keys, None)
 

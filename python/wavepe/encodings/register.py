@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..arrays import wavelet_registered
 from ..common.spec import is_word
 from .base import Encoding, known
 from .methods import LEARNED, TERMS
+
+if TYPE_CHECKING:  # checkers know the options of each class by it
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        return lambda function: function
+
 
 E = TypeVar("E", bound=Encoding)
 
@@ -16,6 +24,7 @@ _METHODS = ("absolute", "rope_table", *TERMS, "temperature", "score_vectors", "w
 _LEARNED = tuple(LEARNED.values())
 
 
+@dataclass_transform(frozen_default=True)
 def register_encoding(cls: type[E]) -> type[E]:
     """Register your own encoding class under its `name`; it can be used as a decorator.
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..arrays.relative_bias import Table
 from ..common import checks
 from .base import Encoding
-from .methods import input_queries
+from .methods import Arrays, Tensor, Tensors, input_queries
 from .options import integer, option
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Relative(Encoding):
     """Add learned functions of the distance, which each token weights: Inkling's relative logits.
 
@@ -56,9 +48,7 @@ class Relative(Encoding):
     def table_columns(self, head_dim: int) -> int:
         return self.rank
 
-    def parameters(
-        self, head_dim: int, heads: int, dim: int | None = None
-    ) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int, dim: int | None = None) -> Arrays:
         """Return the initial "r_proj" (heads, rank, dim) and "table" (extent, rank), float64.
 
         The table is zero, so the term begins at zero, and so do the distances that training never
@@ -71,10 +61,8 @@ class Relative(Encoding):
         table = np.zeros((self.extent, self.rank))
         return {"r_proj": r_proj / np.sqrt(dim), "table": table}
 
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Table:
+    def learned_table(self, length: int, parameters: Tensors, *, causal: bool = True) -> Table:
         return Table(parameters["table"], 0)
 
-    def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def input_query(self, x: Tensor, parameters: Tensors) -> Tensor:
         return input_queries(x, parameters["r_proj"])

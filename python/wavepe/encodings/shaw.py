@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +10,12 @@ from ..arrays.relative_bias import Table
 from ..arrays.sinusoidal import sinusoidal
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensors
 from .options import integer, option
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Shaw(Encoding):
     """Add a learned vector of the distance to each key: Shaw's relative representations.
 
@@ -50,7 +45,7 @@ class Shaw(Encoding):
         initial = self.parameters(head_dim, 1)["table"].astype(np.float32)
         return Table(*self._by_delta(initial, causal), "edge")
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "table", float64 (2 * clip + 1, head_dim).
 
         The distance n - m has the row n - m + clip. Rows begin as the sine waves of m - n. These
@@ -62,9 +57,7 @@ class Shaw(Encoding):
         delta = np.arange(self.clip, -self.clip - 1, -1)
         return {"table": sinusoidal(delta, head_dim + head_dim % 2)[:, :head_dim]}
 
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Table:
+    def learned_table(self, length: int, parameters: Tensors, *, causal: bool = True) -> Table:
         return Table(*self._by_delta(parameters["table"], causal), "edge")
 
     def _by_delta(self, rows: Any, causal: bool) -> tuple[Any, int]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensor, Tensors
 from .options import number, option
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Sink(Encoding):
     """Let a head attend to nothing: a learned score without a value takes part in the softmax.
 
@@ -43,10 +36,10 @@ class Sink(Encoding):
 
     initial: float = option(0.0, number)
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "sinks", float64 (heads,)."""
         heads = checks.integer("sink heads", heads, 1)
         return {"sinks": np.zeros(heads) + self.initial}
 
-    def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def learned_sinks(self, parameters: Tensors) -> Tensor:
         return parameters["sinks"]

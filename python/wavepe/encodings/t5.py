@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..arrays.relative_bias import Bias
 from ..common import checks
 from .base import Encoding
+from .methods import Arrays, Tensors
 from .options import integer, option
 from .register import register_encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class T5(Encoding):
     """Add a learned number for the bucket of the distance to the score: T5's relative bias.
 
@@ -60,39 +54,32 @@ class T5(Encoding):
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
         checks.integer("t5 length", length, 1)
-        first, index = self._buckets_by_delta(checks.flag("causal", causal))
-        return Bias(self.parameters(1, heads)["b"][:, index], first, "edge")
+        causal = checks.flag("causal", causal)
+        b = self.parameters(1, heads)["b"][:, _buckets(self.buckets, self.max_distance, causal)]
+        return Bias(b, 0 if causal else -self.max_distance, "edge")
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "b": zeros, float64 (heads, buckets)."""
         heads = checks.integer("t5 heads", heads, 1)
         return {"b": np.zeros((heads, self.buckets))}
 
-    def learned_bias(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Bias:
+    def learned_bias(self, length: int, parameters: Tensors, *, causal: bool = True) -> Bias:
         from ..ops._device_constant import device_constant
 
         b = parameters["b"]
         index = device_constant(_buckets, self.buckets, self.max_distance, causal).on(b)
         return Bias(b[:, index], 0 if causal else -self.max_distance, "edge")
 
-    def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
-        """Return the first delta, and the bucket of each delta from there to `max_distance`."""
-        first = 0 if causal else -self.max_distance
-        delta = np.arange(first, self.max_distance + 1)
-        buckets = self.buckets if causal else self.buckets // 2
-        exact = max(buckets // 2, 1)
-        distance = np.abs(delta)
-        with np.errstate(divide="ignore"):
-            # 0 where the wide buckets begin, 1 at max_distance
-            position = np.log(distance.astype(np.float32) / exact) / math.log(
-                self.max_distance / exact
-            )
-            wide = exact + (position * np.float32(buckets - exact)).clip(0).astype(np.int64)
-        index = np.where(distance < exact, distance, np.minimum(wide, buckets - 1))
-        return first, index + np.where(delta < 0, buckets, 0)  # delta < 0: keys after the query
-
 
 def _buckets(buckets: int, max_distance: int, causal: bool) -> np.ndarray:
-    return T5(buckets=buckets, max_distance=max_distance)._buckets_by_delta(causal)[1]
+    """Return the bucket of each delta from 0, or from -`max_distance`, to `max_distance`."""
+    delta = np.arange(0 if causal else -max_distance, max_distance + 1)
+    buckets = buckets if causal else buckets // 2
+    exact = max(buckets // 2, 1)
+    distance = np.abs(delta)
+    with np.errstate(divide="ignore"):
+        # 0 where the wide buckets begin, 1 at max_distance
+        position = np.log(distance.astype(np.float32) / exact) / math.log(max_distance / exact)
+        wide = exact + (position * np.float32(buckets - exact)).clip(0).astype(np.int64)
+    index = np.where(distance < exact, distance, np.minimum(wide, buckets - 1))
+    return index + np.where(delta < 0, buckets, 0)  # delta < 0: keys after the query

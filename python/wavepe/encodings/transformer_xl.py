@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -13,15 +9,11 @@ from ..arrays.rope_frequencies import rope_frequencies
 from ..arrays.sinusoidal import sinusoidal
 from ..common import checks
 from .base import Encoding
-from .methods import Query
+from .methods import Arrays, Query, Tensors
 from .register import register_encoding
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
     """Add the product of the query with sine waves of the distance to the score: Transformer-XL.
 
@@ -62,7 +54,7 @@ class TransformerXL(Encoding):
         waves = sinusoidal(np.arange(first, length), self._even(head_dim))
         return Table(waves.astype(np.float32), first)
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int) -> Arrays:
         """Return the initial "u", "v" and "W_r", all float64.
 
         u and v are zeros, (heads, head_dim). W_r is (heads, heads * head_dim, head_dim) and selects
@@ -82,9 +74,7 @@ class TransformerXL(Encoding):
         bias = np.zeros((heads, head_dim))
         return {"u": bias, "v": bias.copy(), "W_r": projection}
 
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Table:
+    def learned_table(self, length: int, parameters: Tensors, *, causal: bool = True) -> Table:
         if not self.biases:
             return super().learned_table(length, parameters, causal=causal)
         import torch
@@ -101,7 +91,7 @@ class TransformerXL(Encoding):
         waves = torch.stack((sin, cos), -1).flatten(-2).to(projection.dtype)
         return Table(waves @ projection, first)
 
-    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+    def learned_query(self, parameters: Tensors) -> Query:
         if not self.biases:
             return super().learned_query(parameters)
         return Query(parameters["u"], parameters["v"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,9 @@ from ..arrays.wavelet_pywt import check_levels, is_family
 from ..arrays.wavelet_registered import registered
 from ..common import checks
 from .base import Encoding
-from .methods import Query, input_queries, once
+from .methods import Arrays, Query, Tensor, Tensors, input_queries, once
 from .options import flag, integer, items, option, positive
 from .register import register_encoding
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _count_or_scales(label: str, value: Any) -> int | tuple[float, ...]:
@@ -32,7 +28,6 @@ def _count_or_scales(label: str, value: Any) -> int | tuple[float, ...]:
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Wavelet(Encoding):
     """Add the product of the query with wavelets of the distance to the score.
 
@@ -161,12 +156,8 @@ class Wavelet(Encoding):
                 f"wavelet kind={self.kind} has levels as scales and takes no min_scale or "
                 "fixed_scale: give scales=s for the levels 1..s, or a list of levels"
             )
-        check_levels(f"wavelet scales of kind={self.kind}", self._levels())
-
-    def _levels(self) -> np.ndarray:
-        """Return the levels of a PyWavelets kind; of the levels 1..s only the two ends."""
-        scales = self.scales
-        return np.array(scales if isinstance(scales, tuple) else [1, scales], dtype=np.float64)
+        levels = self.scales if isinstance(self.scales, tuple) else (1, self.scales)  # or its ends
+        check_levels(f"wavelet scales of kind={self.kind}", np.array(levels, dtype=np.float64))
 
     def _unlearnable(self) -> str | None:
         """Return why the kind has no gradient in scale and shift; None if it has one."""
@@ -212,9 +203,7 @@ class Wavelet(Encoding):
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)
 
-    def parameters(
-        self, head_dim: int, heads: int, dim: int | None = None
-    ) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int, dim: int | None = None) -> Arrays:
         """Return the initial values of what the options let a model learn, float64.
 
         "scale" and "shift" (columns,) are those of `grid`. "u" and "v" (heads, head_dim) are
@@ -239,19 +228,17 @@ class Wavelet(Encoding):
             initial["r_proj"] = np.zeros(size)
         return initial
 
-    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+    def learned_query(self, parameters: Tensors) -> Query:
         if "query" not in self.learns:
             return super().learned_query(parameters)
         return Query(parameters.get("u"), parameters.get("v"), parameters.get("projection"))
 
-    def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def input_query(self, x: Tensor, parameters: Tensors) -> Tensor:
         if not self.from_input:
             return super().input_query(x, parameters)
         return input_queries(x, parameters["r_proj"])
 
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> Table:
+    def learned_table(self, length: int, parameters: Tensors, *, causal: bool = True) -> Table:
         if not self.learned:
             return super().learned_table(length, parameters, causal=causal)
         import torch

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,18 +11,15 @@ from numpy.typing import ArrayLike
 from ..arrays.rope import rope_table
 from ..arrays.rope_frequencies import DEFAULT_THETA, rope_frequencies
 from .base import Encoding
+from .methods import Tensor, Tensors
 from .options import flag, option, positive
 from .register import register_encoding
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # exp(x) and exp(-x) are far from overflow for x up to these numbers.
 _LARGEST = {"torch.float64": 600.0}
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class XPos(Encoding):
     """Rotate as RoPE, and multiply the product of pair i by zeta_i^(delta / scale_base): xPos.
 
@@ -64,7 +59,7 @@ class XPos(Encoding):
         return rope_table(positions, self.frequencies(head_dim)[0])
 
     def score_vectors(
-        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Mapping[str, Tensor]
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, parameters: Tensors
     ) -> tuple[Tensor, Tensor]:
         import torch
 
