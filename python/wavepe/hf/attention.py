@@ -177,7 +177,13 @@ def _with_weights(
 def _by_pytorch(call: Call) -> tuple[Tensor, None]:
     """Return the attention (B, m, H, d) of a layer whose encoding leaves the scores alone."""
     module, q, k, v, mask, window, options = call
-    mask = _sdpa_mask(q, k, mask, options["offset"], window)
+    queries, keys, offset = q.shape[2], k.shape[2], options["offset"]
+    alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
+    first = isinstance(offset, int) and offset == 0  # a static cache has room behind the keys
+    near = window is None or keys <= window
+    if not (mask is None and near and (alone or (first and queries > 1))):
+        # PyTorch's own causal rule is not enough.
+        mask = masks.full_mask(mask, q, k, offset, window)
     dropout, scale = options["dropout_p"], options["scale"]
     return sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, scaling=scale)
 
@@ -275,18 +281,6 @@ def _check_split(score: Scores, heads: int) -> None:
             "would miss the gradients of other processes; use FSDP, or a constant encoding "
             "that is the same for all heads (wavelet, rope, xpos)"
         )
-
-
-def _sdpa_mask(
-    query: Tensor, key: Tensor, mask: Tensor | None, offset: int | Tensor, window: int | None
-) -> Tensor | None:
-    """Return a mask (B|1, 1, m, n), or None if PyTorch's own causal rule is enough."""
-    queries, keys = query.shape[2], key.shape[2]
-    alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
-    first = isinstance(offset, int) and offset == 0  # a static cache has room behind the keys
-    if mask is None and (alone or (first and queries > 1)) and (window is None or keys <= window):
-        return None
-    return masks.full_mask(mask, query, key, offset, window)
 
 
 def _stock_layer(module: Any) -> LayerState:

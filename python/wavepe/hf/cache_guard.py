@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..encodings import encoding
+from .absolute import AddAbsolute
 from .families import argument_names
 from .layers import StoredSpec, spec_text
-from .passes import Pass, caches_in
+from .passes import Args, Kwargs, Pass, caches_in
+from .rotary import RopeRotation
 
-if TYPE_CHECKING:
-    from .absolute import AddAbsolute
-    from .rotary import RopeRotation
-
-    Parts = Sequence[RopeRotation | AddAbsolute]
-
+Parts = Sequence[RopeRotation | AddAbsolute]
 ENCODING = "_wavepe_encoding"  # attribute of a cache
 
 
@@ -54,12 +51,10 @@ class CacheGuard:
             module.register_forward_hook(self._after, with_kwargs=True),
         ]
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         self.before(Pass(self.names, args, kwargs))
 
-    def _after(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def _after(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> None:
         self.after(Pass(self.names, args, kwargs), output)
 
     def encoding(self, pass_: Pass) -> str:

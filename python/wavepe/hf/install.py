@@ -1,4 +1,4 @@
-"""Install encodings in one model, and remove them."""
+"""Install encodings in one model, with the hooks that read and check each pass, and remove them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from ..positions import Learned, named_as_in
-from . import families
+from ..positions.requests import current
+from ..positions.tables import refuse_trace
+from . import families, replaced_code
 from .absolute import AddAbsolute
 from .cache_guard import CacheGuard
 from .config import CONFIGS, EncodedConfig, patched_config, return_changes
@@ -21,10 +23,11 @@ from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
 from .parts import Builder, Parts, make_parts
-from .pass_hooks import PassHooks
+from .passes import PASS, Args, Kwargs, Pass
 from .rope_config import Slot
 from .rotary import RopeRotation, Rotary
 from .rotary_check import LIVE, Link, LiveCheck, check_layers
+from .sequences import measures_tokens, note_shifts, read_sequences
 
 
 @dataclass
@@ -52,6 +55,57 @@ class Installed:
 def installed(base: nn.Module) -> Installed | None:
     """Return the record of the encoding in `base`, or None."""
     return base.__dict__.get("_wavepe")
+
+
+class PassHooks:
+    """Reads each pass through a base model, and checks it before and after."""
+
+    def __init__(self, base: nn.Module, live: LiveCheck, parts: Parts) -> None:
+        self.names = families.argument_names(base)
+        self.live, self.spec = live, spec_text(live.spec)
+        self.absolute = parts.absolute
+        self.follows_length = any(part.follows_length for part in parts.cache_parts)
+        scores = [layer.score for layer in parts.layers if layer.score is not None]
+        self.counting = next((x.encoding for x in scores if measures_tokens(x.encoding)), None)
+        self.reads_positions = any(score.reads_positions for score in scores)
+        self.cuts_logits = "logits_to_keep" in self.names
+        self.guard = CacheGuard.of(live.spec, parts.cache_parts)
+
+    def attach(self, base: nn.Module) -> list[RemovableHandle]:
+        # The first of all hooks, because others may read the positions that it finds.
+        before = base.register_forward_pre_hook(self.before, with_kwargs=True, prepend=True)
+        return [before, base.register_forward_hook(self.after, with_kwargs=True)]
+
+    def before(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        pass_ = Pass(self.names, args, kwargs)
+        refuse_trace(self.spec)
+        kwargs = pass_.kwargs
+        replaced_code.check_before(pass_, self.live.attention, module)
+        self.live.before_pass(module.config, pass_.compiling)
+        if pass_.weights is None:  # transformers asks by the argument or by the configuration
+            pass_.weights = module.config.output_attentions
+        if self.reads_positions and pass_.positions is None:
+            pass_.set_positions(pass_.positions_by_mask())
+        if self.cuts_logits:  # Gemma 4 would cut the angles of its last layers
+            kwargs["logits_to_keep"] = None
+        if self.follows_length and not pass_.compiling:
+            current.lengths = None if pass_.paged is None else pass_.paged.request_lengths()
+        read_sequences(pass_, module, self.counting)
+        if self.absolute is not None:
+            self.absolute.add(module, pass_)
+        self.guard.before(pass_)
+        pass_.kwargs = {}  # else they would hold each other
+        kwargs[PASS] = pass_
+        return args[len(self.names) :], kwargs
+
+    def after(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> None:
+        pass_: Pass = kwargs[PASS]
+        if pass_.waiting or not pass_.ran:
+            replaced_code.check_after(pass_, self.live.attention, module)
+        if pass_.cache is None and pass_.use_cache is not False:
+            self.guard.after(pass_, output)
+        if pass_.shifts is not None:
+            note_shifts(pass_, output)
 
 
 def _attach(base: Any, parts: Parts, record: Installed) -> None:

@@ -16,7 +16,7 @@ from . import families, replaced_code
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
 from .pairs import Layout
-from .passes import PASS, Pass
+from .passes import PASS, Args, Kwargs, Pass
 from .rotary import CosSin, Rotary
 from .rotary_check import check_config, check_rope
 from .sequences import measures_tokens
@@ -93,17 +93,13 @@ class AnglesAndPass(NamedTuple):
     pass_: Pass
 
 
-def before_layer(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def before_layer(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """Let the angles carry the pass, because this decoder layer drops other arguments (hook)."""
     angles = AnglesAndPass(kwargs["position_embeddings"], kwargs[PASS])
     return args, kwargs | {"position_embeddings": angles}
 
 
-def before_attention(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def before_attention(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """Tell a layer's attention of its pass, and give the layer its angles (forward pre-hook)."""
     layer: LayerState = module.wavepe
     if args:
@@ -145,21 +141,17 @@ def before_attention(
         cos, sin = map(layer.angle_layout.narrow, angles)
         pass_.angles, pass_.rotated = angles, Rotated(cos, sin, layer.angle_layout.interleaved)
     if layer.score is not None and layer.score.has_decay:
-        _keep_decay(module, layer, layer.score, pass_, kwargs)
+        _keep_decay(module, layer, pass_, kwargs)
     return (), kwargs
 
 
-def after_attention(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
+def after_attention(module: Any, args: Args, kwargs: Kwargs, output: Any) -> None:
     """Raise ValueError if the layer, which stands alone, has left the encoding out (hook)."""
     if kwargs[PASS].waiting:
         raise replaced_code.forward_replaced(type(module), module.config)
 
 
-def _keep_decay(
-    module: Any, layer: LayerState, score: Scores, pass_: Pass, kwargs: dict[str, Any]
-) -> None:
+def _keep_decay(module: Any, layer: LayerState, pass_: Pass, kwargs: Kwargs) -> None:
     """Let the cache, if there is one, hold each token's decay beside its key."""
     names = (name for name in families.CACHE_NAMES if hasattr(kwargs.get(name), "get_seq_length"))
     name, hidden = next(names, None), pass_.hidden  # the model may have made the cache
@@ -169,6 +161,7 @@ def _keep_decay(
     size: Any = 1 if unknown else pass_.cached + hidden.shape[1]
     learned = layer.learned(module, size, pass_, hidden)
     pass_.learned = None if unknown else learned
+    score: Any = layer.score
     kwargs[name] = CacheWithDecay(kwargs[name], lambda keys: score.with_decay(keys, learned))
 
 

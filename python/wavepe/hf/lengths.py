@@ -6,6 +6,7 @@ of the length at which they were computed, so they do not fit a longer sequence.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any, TypeVar
 
@@ -74,62 +75,56 @@ def fix_length(model: M, length: int | None) -> M:
     return model
 
 
-class LengthCheck:
-    """Replacement for the method `GENERATE_HOOK` of a model that raises if its cache would not fit.
+def _checked_cache(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the method `GENERATE_HOOK`, unless the keys of the prompt would not fit the last token.
 
-    `generate` calls it before the first token, so it fails at once and not halfway.
+    `generate` does so before the first token, so it fails at once and not halfway.
     """
+    method = getattr(type(model), GENERATE_HOOK)
+    arguments = inspect.signature(method).bind(model, *args, **kwargs).arguments
+    config, inputs = arguments["generation_config"], arguments["model_kwargs"]
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if config.use_cache and (mask is not None or positions is not None):
+        if mask is None:  # the mask had no zeros, and transformers dropped it
+            longest = columns = int(positions.max()) + 1
+        else:
+            longest, columns = int(mask.sum(1).max()), mask.shape[1]
+        first = min(longest, config.prefill_chunk_size or longest)
+        last = arguments["max_cache_length"] - (columns - longest)
+        if last >= longest:  # else the ids continue a cache, and the whole length is unknown
+            _check_spans(families.decoder(model), first, longest, last)
+    return method(model, *args, **kwargs)
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise ValueError if the keys of the prompt would not fit the last token."""
-        method = getattr(type(self.model), GENERATE_HOOK)
-        arguments = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
-        config, inputs = arguments["generation_config"], arguments["model_kwargs"]
-        mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-        if config.use_cache and (mask is not None or positions is not None):
-            if mask is None:  # the mask had no zeros, and transformers dropped it
-                longest = columns = int(positions.max()) + 1
-            else:
-                longest, columns = int(mask.sum(1).max()), mask.shape[1]
-            first = min(longest, config.prefill_chunk_size or longest)
-            last = arguments["max_cache_length"] - (columns - longest)
-            if last >= longest:  # else the ids continue a cache, and the whole length is unknown
-                self.check(first, longest, last)
-        return method(self.model, *args, **kwargs)
-
-    def check(self, first: int, prompt: int, last: int) -> None:
-        """Check the lengths of the longest row at the first call, the prompt and the last call."""
-        base = families.decoder(self.model)
-        recomputed = families.recomputes_keys_after(base.config)
-        spans = [(first, last)]
-        if prompt <= recomputed < last:
-            if families.FORGETS_TOKENS:
-                raise ValueError(
-                    f"transformers {transformers.__version__} forgets all earlier tokens when a "
-                    f"Phi-3, stock or patched, exceeds {recomputed} tokens "
-                    "(original_max_position_embeddings): pass use_cache=False, ask for fewer "
-                    "tokens, or upgrade transformers"
-                )
-            spans = [(first, recomputed), (recomputed + 1, last)]
-        present: Any = installed(base)
-        for part in present.length_parts:
-            if any(part.name(None, start) != part.name(None, end) for start, end in spans):
-                total = last + 1  # the last new token is not read again
-                raise ValueError(
-                    f"{part.encoding} depends on the sequence length: this generation may reach "
-                    f"{total} tokens, where the cached keys of the {prompt} tokens of the prompt "
-                    f"would not fit. Call wavepe.hf.fix_length(model, {total}) first, ask for "
-                    "fewer tokens, or pass use_cache=False"
-                )
+def _check_spans(base: Any, first: int, prompt: int, last: int) -> None:
+    """Check the lengths of the longest row at the first call, the prompt and the last call."""
+    recomputed = families.recomputes_keys_after(base.config)
+    spans = [(first, last)]
+    if prompt <= recomputed < last:
+        if families.FORGETS_TOKENS:
+            raise ValueError(
+                f"transformers {transformers.__version__} forgets all earlier tokens when a Phi-3, "
+                f"stock or patched, exceeds {recomputed} tokens (original_max_position_embeddings):"
+                " pass use_cache=False, ask for fewer tokens, or upgrade transformers"
+            )
+        spans = [(first, recomputed), (recomputed + 1, last)]
+    present: Any = installed(base)
+    for part in present.length_parts:
+        if any(part.name(None, start) != part.name(None, end) for start, end in spans):
+            total = last + 1  # the last new token is not read again
+            raise ValueError(
+                f"{part.encoding} depends on the sequence length: this generation may reach "
+                f"{total} tokens, where the cached keys of the {prompt} tokens of the prompt would "
+                f"not fit. Call wavepe.hf.fix_length(model, {total}) first, ask for fewer tokens, "
+                "or pass use_cache=False"
+            )
 
 
 def check_lengths(model: nn.Module) -> None:
-    """Install `LengthCheck` if the model's keys depend on the sequence length."""
+    """Let `generate` check its lengths if the model's keys depend on the sequence length."""
     base = families.decoder(model)
     present: Any = installed(base)
     needed = present.length_parts or families.recomputes_keys_after(base.config)
     if needed and hasattr(type(model), GENERATE_HOOK):
-        model.__dict__[GENERATE_HOOK] = LengthCheck(model)
+        # a partial, because a copy or a pickle of the model takes it along
+        model.__dict__[GENERATE_HOOK] = functools.partial(_checked_cache, model)

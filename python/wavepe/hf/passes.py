@@ -17,6 +17,10 @@ from ..positions import LearnedCache, Requests, Rotated, Terms
 from ..positions.tokens import token_positions
 from . import families, masks
 
+# What a module is called with; a hook returns both.
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
 PASS = "wavepe_pass"  # argument of a base model and of its layers
 
 
@@ -45,11 +49,7 @@ class Pass:
     shifts: list[int | None] | None = None  # see sequences.py
 
     def __init__(
-        self,
-        names: tuple[str, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layer: int | None = None,
+        self, names: tuple[str, ...], args: Args, kwargs: Kwargs, layer: int | None = None
     ) -> None:
         if args:
             kwargs = dict(zip(names, args, strict=False)) | kwargs

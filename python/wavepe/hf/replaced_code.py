@@ -38,37 +38,30 @@ def forward_replaced(attention: type, config: Any) -> ValueError:
     return replaced(f"the forward of this {attention.__name__}", config)
 
 
-class ReplacedForwardCheck:
-    """Checks one base model, whose layers may be removed or wrapped meanwhile."""
+def check_before(pass_: Pass, attention: Any, base: Any) -> None:
+    """Raise ValueError if the function that rotates ignores the angles of wavepe."""
+    if pass_.compiling:
+        if not torch.compiler.is_exporting():
+            _check_rotation(attention, base)
+        return
+    forward, names, apply = _checked.get(attention, (None, {}, None))
+    if attention.forward is not forward or names.get(APPLY) is not apply:
+        _check_rotation(attention, base)
 
-    def __init__(self, base: Any) -> None:
-        self.base = base
-        self.attention = type(families.attentions(base)[0])
 
-    def before(self, pass_: Pass) -> None:
-        """Raise ValueError if the function that rotates ignores the angles of wavepe."""
-        if pass_.compiling:
-            if not torch.compiler.is_exporting():
-                _check_rotation(self.attention, self.base)
-            return
-        forward, names, apply = _checked.get(self.attention, (None, {}, None))
-        if self.attention.forward is not forward or names.get(APPLY) is not apply:
-            _check_rotation(self.attention, self.base)
+def check_after(pass_: Pass, attention: type, base: Any) -> None:
+    """Raise ValueError if a forward that is not transformers' has left all attention out.
 
-    def after(self, pass_: Pass) -> None:
-        """Raise ValueError if a forward that is not transformers' has left all attention out.
-
-        It runs if the last layer did not reach the attention, or if no layer has run. Single layers
-        may be left out as a whole: then there is no attention without positions.
-        """
-        if pass_.waiting:
-            raise forward_replaced(self.attention, self.base.config)
-        if pass_.compiling or not self.base.layers:
-            return
-        for module in (self.base, *self.base.layers):
-            own_forward = "forward" in module.__dict__
-            if own_forward or not _is_of_transformers(type(module).forward):
-                raise replaced(f"a forward of this {type(self.base).__name__}", self.base.config)
+    It runs if the last layer did not reach the attention, or if no layer has run. Single layers may
+    be left out as a whole: then there is no attention without positions.
+    """
+    if pass_.waiting:
+        raise forward_replaced(attention, base.config)
+    if pass_.compiling or not base.layers:
+        return
+    for module in (base, *base.layers):
+        if "forward" in module.__dict__ or not _is_of_transformers(type(module).forward):
+            raise replaced(f"a forward of this {type(base).__name__}", base.config)
 
 
 def _is_of_transformers(function: Any) -> bool:
