@@ -76,7 +76,8 @@ def test_rotations():
 
 def test_the_operator_of_compiled_modules():
     """It has no table among its arguments, and counts it all the same."""
-    from wavepe.positions import graph, tables
+    from wavepe.ops._attention_in_graph import attention_of_encoding
+    from wavepe.positions import tables
 
     name = tables.name_of(wavepe.encoding("wavelet:scales=4"))
     module = Attention("wavelet:scales=4", D, H, causal=False)
@@ -84,7 +85,7 @@ def test_the_operator_of_compiled_modules():
     scores, relative = product(B, H, M, M, D), product(B, H, M, 2 * M - 1, D)
     for call in (
         lambda: module(q, k, v),
-        lambda: graph.attention_of_encoding(q, k, v, name, False, causal=False),
+        lambda: attention_of_encoding(q, k, v, name, False, causal=False),
     ):
         assert counted(call) == (2 * scores + relative, 5 * scores + 2 * relative)
 

@@ -237,6 +237,6 @@ class Attend(CPUAttentionBackendImpl):
             pages, requests = batch.row(kv_cache), batch.in_a_row
         k, v = pages.split(q.shape[3], -1)
         options = {"positions": batch.positions, "requests": requests, **self.options}
-        out = encoding.attend(q, k, v, learned, rotated, **options)
+        out = encoding.score_terms.attend(q, k, v, learned, rotated, **options)
         output[:count] = out[0].transpose(0, 1)
         return output

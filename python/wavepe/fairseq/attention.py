@@ -78,15 +78,16 @@ class CausalSelfAttention(MultiheadAttention):
         learned = encoding.learn(start + k.shape[2], shared=shared, x=query.transpose(0, 1))
         state = encoding.cache_state(start) if start else None
         q, k, rotated = encoding.rotate(q, k, positions, state)
-        k = encoding.with_decay(k, learned)
+        terms = encoding.score_terms
+        k = terms.with_decay(k, learned)
         if incremental_state is not None:
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
-            if key_padding_mask is not None and encoding.reads_positions:
+            if key_padding_mask is not None and terms.reads_positions:
                 positions = token_positions(key_padding_mask.logical_not())[:, -q.shape[2] :]
         dropout = self.dropout_module
-        out = encoding.attend(
-            q, k, v, learned, rotated, positions=positions,
+        out = terms.attend(
+            q, k, v, learned, rotated, positions, encoding.training,
             key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
             dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
         )  # fmt: skip

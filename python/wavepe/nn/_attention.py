@@ -169,24 +169,25 @@ class Attention(nn.Module):
             segments = checked_rows("segments", segments, batch, count)
         positions = joined_positions(positions, cached, batch, count)
         if positions is not None:
-            check_order(positions, key_mask, segments, self.position_encoding.contiguous)
+            check_order(positions, key_mask, segments, self.encoding.in_scores)
         new = None if positions is None else positions[:, start:]
         encoding = self.position_encoding
         learned = encoding.learn(start + count, cached, x=x)
         q, k, rotated = encoding.rotate(q, k, new, cached)
-        k = encoding.with_decay(k, learned)
+        terms = encoding.score_terms
+        k = terms.with_decay(k, learned)
         if cached is not None:
             k, v = cached.extended(k, v)
         of_queries = positions
         masked = key_mask is not None or segments is not None
-        if positions is None and masked and encoding.reads_positions:
+        if positions is None and masked and terms.reads_positions:
             real = k.new_ones((batch, count), dtype=torch.bool) if key_mask is None else key_mask
             of_queries = token_positions(real, segments)
         if of_queries is not None:
             of_queries = of_queries[:, of_queries.shape[1] - q.shape[2] :]
-        out = encoding.attend(
-            q, k, v, learned, rotated, positions=of_queries, causal=self.causal, window=window,
-            softcap=softcap, key_mask=key_mask, segments=segments,
+        out = terms.attend(
+            q, k, v, learned, rotated, of_queries, encoding.training, causal=self.causal,
+            window=window, softcap=softcap, key_mask=key_mask, segments=segments,
             dropout_p=self.dropout if self.training else 0.0,
         )  # fmt: skip
         if cached is not None:

@@ -6,10 +6,8 @@ learned.py      parameters, and the terms computed from them
 rotation.py     rotary frequencies, fixed or following the length, and angles of positions [R]
 self_extend.py  far keys at positions that the model has met in training [J]
 decay.py        a decay that the input decides, as columns of queries and keys [G]
-absolute.py     vectors that are added to token embeddings
+absolute.py     vectors that are added to token embeddings, computed once [operators of a compiler]
 tables.py       tables and biases as tensors, computed once for a length [operators of a compiler]
-vectors.py      rows of absolute vectors, computed once for a length [operators of a compiler]
-graph.py        attention in a compiler's graph, with a table by its name
 tokens.py       positions of tokens
 requests.py     requests of a server in one row
 """

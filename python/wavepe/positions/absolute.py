@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..encodings import Encoding
 from ..encodings.base import combine
+from ..ops._common import check
+from ..ops._compiler import traced
 from .requests import at_each_length, current
-from .tables import FIX_LENGTH, name_of, refuse_trace
-from .vectors import graph_range, graph_vectors, range_of, to_torch, vectors
+from .tables import (
+    FIX_LENGTH,
+    LARGEST_TABLE,
+    build_once,
+    cached_by_length,
+    encoding_named,
+    name_of,
+    refuse_trace,
+    rows_for,
+)
 
 
 class AbsoluteVectors:
@@ -53,15 +65,16 @@ class AbsoluteVectors:
             parts = at_each_length(
                 several, positions.cpu(), int, lambda row, n: self._of_row(row.numpy(), n)
             )
-            return to_torch(np.concatenate(parts, 1), positions.device)
+            return _to_torch(np.concatenate(parts, 1), positions.device)
         if self.follows_length and positions.numel():
             rows = positions.cpu().numpy()
             vectors_of_rows = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
-            return to_torch(np.stack(vectors_of_rows), positions.device)
-        lengths = (self.length, self.trained_length) if self._depends_on_length else (None, None)
+            return _to_torch(np.stack(vectors_of_rows), positions.device)
+        arguments = (positions, self.dim, below, *self._lengths(self.length))
         if torch.compiler.is_compiling():
-            return graph_vectors(self._name, positions, self.dim, below, *lengths)
-        return vectors(self.encoding, positions, self.dim, below, *lengths)
+            op = torch.ops.wavepe.absolute_vectors.default
+            return traced(op, _standard_vectors)(self._name, *arguments)
+        return _vectors(self.encoding, *arguments)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.
@@ -69,13 +82,128 @@ class AbsoluteVectors:
         The sequence has `stop` tokens.
         """
         refuse_trace(self.encoding)
-        length = (self.length or max(stop, 1)) if self._depends_on_length else None
-        sizes = (start, stop, self.dim, length, self.trained_length, device)
+        lengths = self._lengths(self.length or max(stop, 1))
+        arguments = (start, stop, self.dim, *lengths, device)
         if torch.compiler.is_compiling():
-            return graph_range(self._name, *sizes)
-        return range_of(self.encoding, *sizes)
+            op = torch.ops.wavepe.absolute_range.default
+            return traced(op, _standard_range)(self._name, *arguments)
+        return _range(self.encoding, *arguments)
+
+    def _lengths(self, length: int | None) -> tuple[int | None, int | None]:
+        """Return the lengths of the sequence and of training; None if they do not matter."""
+        return (length, self.trained_length) if self._depends_on_length else (None, None)
 
     def _of_row(self, positions: np.ndarray, length: int) -> np.ndarray:
         return self.encoding.absolute(
             positions, self.dim, length=length, trained_length=self.trained_length
         )
+
+
+def _vectors(
+    encoding: Encoding, positions: Tensor, dim: int, below: int | None, *lengths: int | None
+) -> Tensor:
+    """Return the vectors (..., dim); `lengths` are those of `AbsoluteVectors._lengths`."""
+    device = positions.device
+    if positions.numel() == 0:
+        return torch.empty((*positions.shape, dim), device=device)
+    lowest, count = 0, below
+    if count is None:
+        lowest, highest = torch.stack(positions.aminmax()).tolist()
+        count = highest + 1
+    if lowest < 0 or count > LARGEST_TABLE or lengths[0] is not None:
+        length, trained_length = lengths
+        options = {"length": length, "trained_length": trained_length}
+        return _to_torch(encoding.absolute(positions.cpu().numpy(), dim, **options), device)
+    return _first_rows(count, encoding, dim, device)[positions]
+
+
+def _range(encoding: Encoding, start: int, stop: int, *sizes: Any) -> Tensor:
+    """Return `_rows` of these arguments, kept where other calls will need the same."""
+    dim, length, _, device = sizes
+    if length is None and stop <= LARGEST_TABLE:
+        return _first_rows(stop, encoding, dim, device)[None, start:stop]
+    # Vectors that follow the length are kept for whole sequences only. Each step of a generation
+    # has another length.
+    rows = (encoding, start, stop, *sizes)
+    return _rows(*rows) if start else build_once(_rows, *rows)
+
+
+def _rows(
+    encoding: Encoding,
+    start: int,
+    stop: int,
+    dim: int,
+    length: int | None,
+    trained_length: int | None,
+    device: torch.device,
+) -> Tensor:
+    """Return the vectors (1, stop - start, dim)."""
+    options = {"length": length, "trained_length": trained_length}
+    return _to_torch(encoding.absolute(np.arange(start, stop), dim, **options)[None], device)
+
+
+@cached_by_length
+def _first_rows(count: int, encoding: Encoding, dim: int, device: torch.device) -> Tensor:
+    return _to_torch(encoding.absolute(np.arange(count), dim), device)
+
+
+def _to_torch(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(device)
+
+
+# ---- in a compiler's graph ----------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "wavepe::absolute_vectors",
+    mutates_args=(),
+    schema="(str name, Tensor positions, SymInt dim, SymInt? below, SymInt? length, "
+    "SymInt? trained_length) -> Tensor",
+)
+def _absolute_vectors(name: str, *arguments: Any) -> Tensor:
+    return _vectors(encoding_named(name), *arguments)
+
+
+@_absolute_vectors.register_fake
+def _(name: str, positions: Tensor, dim: int, *_: int | None) -> Tensor:
+    return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "wavepe::absolute_range",
+    mutates_args=(),
+    schema="(str name, SymInt start, SymInt stop, SymInt dim, SymInt? length, "
+    "SymInt? trained_length, Device device) -> Tensor",
+)
+def _absolute_range(name: str, *arguments: Any) -> Tensor:
+    return _range(encoding_named(name), *arguments).clone()  # a compiler may write to the result
+
+
+@_absolute_range.register_fake
+def _(name: str, start: int, stop: int, dim: int, *lengths: Any) -> Tensor:
+    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=lengths[-1])
+
+
+def _constant(name: str, count: int, *sizes: Any) -> Tensor:
+    return build_once(_rows, encoding_named(name), 0, count, *sizes)[0]
+
+
+def _standard_vectors(
+    name: str, positions: Tensor, dim: int, below: int | None, *lengths: int | None
+) -> Tensor:
+    most = rows_for(below, f"the vectors of {name!r}")
+    # A negative index would take a row from the end. One beyond the end is an error.
+    place = torch.where(positions < 0, most, positions).flatten()
+    rows = _constant(name, most, dim, *lengths, positions.device)
+    return rows.index_select(0, place).unflatten(0, positions.shape)
+
+
+def _standard_range(name: str, start: int, stop: int, dim: int, *sizes: Any) -> Tensor:
+    length = sizes[0]
+    check(
+        length is None or isinstance(length, int),
+        f"the vectors of {name!r} depend on the length, so a program of standard operators cannot "
+        f"hold those of every length: {FIX_LENGTH}",
+    )
+    rows = _constant(name, rows_for(stop, f"the vectors of {name!r}"), dim, *sizes)
+    return rows.index_select(0, torch.arange(start, stop, device=rows.device))[None]

@@ -30,19 +30,8 @@ class CacheState:
 class PositionEncoding(Learned):
     """The encoding of an attention layer: it rotates queries and keys, and adds to the scores.
 
-    Attributes
-    ----------
-    encoding : Encoding
-    contiguous : bool
-        Whether positions must be contiguous, because distances are counted in tokens.
-    reads_positions : bool
-        As in `Scores`.
-
-    Raises
-    ------
-    ValueError
-        If the encoding is absolute or differs by layer, does not fit the head size, or needs
-        `trained_length`.
+    `score_terms` attends: it takes what `rotate` and `learn` return. ValueError if the encoding is
+    absolute or differs by layer, does not fit the head size, or needs `trained_length`.
     """
 
     def __init__(
@@ -59,7 +48,7 @@ class PositionEncoding(Learned):
         super().__init__(encoding, head_dim, heads, causal, **learned)
         # Slopes alone are the same numbers at every length.
         self._depends_on_length = encoding.in_scores and encoding.terms != ("slopes",)
-        self._scores = Scores(encoding, head_dim, heads, causal)
+        self.score_terms = Scores(encoding, head_dim, heads, causal)
         self._schedule: FrequencySchedule | None = None
         self.set_trained_length(trained_length)
 
@@ -81,14 +70,6 @@ class PositionEncoding(Learned):
                 f"got that of {sizes} for {(head_dim, heads, causal)}"
             )
 
-    @property
-    def contiguous(self) -> bool:
-        return self.encoding.in_scores
-
-    @property
-    def reads_positions(self) -> bool:
-        return self._scores.reads_positions
-
     def rotate(
         self, q: Tensor, k: Tensor, positions: Tensor | None, state: CacheState | None
     ) -> tuple[Tensor, Tensor, Rotated | None]:
@@ -96,7 +77,7 @@ class PositionEncoding(Learned):
 
         k (B, Hk, L, d) holds the keys of L tokens, and q (B, H, m, d) the queries of the last m.
         `positions` (B|1, L) None counts on from the tokens in the cache, whose state is given. The
-        third result is for `attend`; None if nothing is rotated.
+        third result is for `Scores.attend`; None if nothing is rotated.
         """
         schedule = self._schedule
         if schedule is None:
@@ -137,7 +118,7 @@ class PositionEncoding(Learned):
         shared: Terms | None = None,
         x: Tensor | None = None,
     ) -> Terms:
-        """Return the learned terms of the encoding, for `attend`.
+        """Return the learned terms of the encoding, for `score_terms`.
 
         `tokens` counts those in the cache, too. `shared` are the terms that another module learns
         for several layers, and x (B, L, dim) is the input of the layer, of the new tokens.
@@ -148,26 +129,6 @@ class PositionEncoding(Learned):
             return shared or {}
         learned: Terms = self(max(tokens, 1), None if state is None else state.learned, shared, x)
         return learned
-
-    def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
-        """Return the keys as a cache must hold them: each with the decay of its token, if any."""
-        return self._scores.with_decay(k, learned) if self._scores.has_decay else k
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        learned: Terms,
-        rotated: Rotated | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
-
-        `rotate` has returned q and `rotated`, `with_decay` the new keys, and `learn` the terms.
-        """
-        training = self.training
-        return self._scores.attend(q, k, v, learned, rotated, training=training, **options)
 
     def extra_repr(self) -> str:
         return str(self.encoding)

@@ -14,13 +14,13 @@ from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
+from ..ops._attention_in_graph import attention_of_encoding
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
 from ..ops._scores import default_scale, rows_at
 from .decay import as_columns, from_columns, with_sums
-from .graph import attention_of_encoding
 from .learned import LearnedTerms, Terms
 from .requests import Requests
 from .rotation import Rotated
@@ -315,7 +315,9 @@ class Scores:
     # ---- changed queries and keys ----
 
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
-        """Return the keys with more columns, which hold each token's decay in a cache."""
+        """Return the keys as a cache holds them: with columns for each token's decay, if any."""
+        if not self.has_decay:
+            return k
         (decay,) = (x.input_decay for x in learned.values() if x.input_decay is not None)
         return torch.cat([k, as_columns(decay, k)], -1)
 

@@ -1,7 +1,7 @@
 """Arrays of encodings as tensors. NumPy computes them once for a length, and all modules use them.
 
 A compiler must not trace into NumPy. So its graph holds an operator that returns the rows (here, in
-vectors.py and in ops/_attention_in_graph.py), and one graph serves every length.
+absolute.py and in ops/_attention_in_graph.py), and one graph serves every length.
 """
 
 from __future__ import annotations
