@@ -167,10 +167,7 @@ def _promoted(arrays: _Arrays) -> _Arrays:
 
 
 def _check_memory(arrays: _Arrays) -> None:
-    """Raise MemoryError before the size of the kernels' scratch memory overflows.
-
-    csrc/torch/attention_call.cpp has the same limits.
-    """
+    """Raise MemoryError before the kernels' scratch memory overflows, as attention_call.cpp."""
     (queries, d), (keys, dv) = (arrays[name].shape[-2:] for name in "qv")
     columns = (d, dv, arrays["p"].shape[-1] if "p" in arrays else d)
     if max(columns) >= 2**20 or (queries + keys + 2**12) * (sum(columns) + 2**8) >= 2**45:
@@ -180,10 +177,7 @@ def _check_memory(arrays: _Arrays) -> None:
 def _reachable(
     arrays: _Arrays, name: str, axis: int, first: int, edge: int, causal: bool, window: int
 ) -> tuple[slice, int]:
-    """Return the rows of p (or numbers of bias) that a query can reach, and the delta of the first.
-
-    `axis` is the axis of p or bias that holds the distances.
-    """
+    """Return the rows of p or bias that a query can reach, and the delta of the first."""
     rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
     checks.edge("beyond" if name == "p" else "bias_beyond", BEYOND[edge], rows)
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1

@@ -150,10 +150,7 @@ def rotated_part(inv_freq: np.ndarray, fraction: float) -> np.ndarray:
 def check_parameters(
     kind: str, parameters: Mapping[str, Any], *, later: Sequence[str] = ()
 ) -> None:
-    """Raise ValueError if a key that the type needs is missing, or if values contradict each other.
-
-    Each value alone has been checked. Keys in `later` are filled in later, and may be missing.
-    """
+    """Raise ValueError if a key that is not in `later` is missing, or if values contradict."""
     missing = [
         key for key in ROPE_TYPES[kind].required if key not in parameters and key not in later
     ]
@@ -273,11 +270,7 @@ def _yarn(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _longrope(case: _Case) -> tuple[np.ndarray, float]:
-    """Return LongRoPE (arXiv 2402.13753): each pair's frequency is divided by its own factor.
-
-    There is one list of factors for short sequences, and one for sequences beyond the original
-    length.
-    """
+    """Return LongRoPE (arXiv 2402.13753): divisors of each pair, for short and long sequences."""
     parameters, plain = case.parameters, case.powers()
     longer = case.length is not None and case.length > parameters[ORIGINAL]
     name = "long_factor" if longer else "short_factor"
@@ -316,10 +309,7 @@ def _llama3(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _proportional(case: _Case) -> tuple[np.ndarray, float]:
-    """Return p-RoPE as a rope type: only the fastest pairs rotate, the others get 0.
-
-    The exponent has the whole head size as its denominator.
-    """
+    """Return p-RoPE as a rope type: the fastest pairs rotate, by powers of the whole head size."""
     dim, parameters = case.dim, case.parameters
     if dim % 2:
         raise ValueError(f"rope_type 'proportional' needs an even head size, got {dim}")

@@ -31,10 +31,7 @@ def set_num_threads(n: int) -> None:
 
 
 def cut(size: int, elements: int) -> list[slice]:
-    """Return slices that cover range(size), one for each thread.
-
-    `elements` measures the work of the whole call. A small call gets one slice.
-    """
+    """Return slices that cover range(size), one for each thread; one for few `elements`."""
     pieces = max(1, min(_count, size, elements // LEAST_ELEMENTS))
     edges = [size * i // pieces for i in range(pieces + 1)]
     return list(map(slice, edges, edges[1:]))

@@ -200,10 +200,7 @@ def wavelet_table(
 
 
 def sampled_table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Return the float64 table (w, dim) of a wavelet that is not built in.
-
-    `t` is (w,), `scale` and `shift` are (dim,), all float64.
-    """
+    """Return the table (w, dim) of a wavelet that is not built in; all arrays are float64."""
     wavelet = wavelet_registered.registered(kind)
     if wavelet is None:
         return wavelet_pywt.table(kind, t, scale, shift)

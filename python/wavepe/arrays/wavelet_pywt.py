@@ -21,10 +21,7 @@ _FAMILY = re.compile(r"(?:db|sym|coif|bior|rbio)[0-9.]+|dmey")
 
 
 def is_family(name: object) -> bool:
-    """Tell whether `name` has the form of a discrete wavelet of PyWavelets.
-
-    "haar" is not one of them here, because wavepe has its own.
-    """
+    """Tell whether `name` reads as a discrete wavelet of PyWavelets; haar is wavepe's own."""
     return isinstance(name, str) and _FAMILY.fullmatch(name) is not None
 
 
@@ -51,10 +48,7 @@ def check_levels(label: str, levels: np.ndarray) -> np.ndarray:
 
 
 def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Return sample number t - shift of the psi of level `scale`, and 0 outside the samples.
-
-    t is (w,), levels and shifts are (dim,), all whole numbers in float64. The table is (w, dim).
-    """
+    """Return sample t - shift of psi at level `scale`, (w, dim), and 0 outside."""
     levels = check_levels(f"{kind}: scales", scale)
     with np.errstate(invalid="ignore"):
         wrong = shift[~((np.abs(shift) <= 2.0**53) & (shift % 1 == 0))]

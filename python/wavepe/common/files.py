@@ -26,10 +26,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a temporary path, of the same suffix, that replaces `target` at the end.
-
-    The temporary file is removed after an error.
-    """
+    """Give a temporary path of the same suffix; without an error it replaces `target`."""
     part = part_of(target)
     try:
         with writing(target, part):
@@ -81,10 +78,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path, busy: str = BUSY) -> Iterator[int]:
-    """Make the folder, and lock it for this process; yield the file that holds the lock.
-
-    OSError, which says `busy`, if another process holds it.
-    """
+    """Make the folder, and yield its lock; OSError, which says `busy`, if another has it."""
     try:
         with writing(folder):
             lock = _lock(folder, busy)

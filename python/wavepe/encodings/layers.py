@@ -12,11 +12,7 @@ _ITEM = re.compile(r"-?[0-9]+|(?P<start>-?[0-9]+)?:(?P<stop>-?[0-9]+)?(?::(?P<st
 
 
 def layers_of(place: str, layers: int) -> frozenset[int]:
-    """Return the indices that `place` names in a model of so many layers.
-
-    ValueError if the text has another form, or an index is not a layer of the model. A slice may
-    reach beyond the layers, as in Python.
-    """
+    """Return the indices that `place` names in a model of so many layers; ValueError for others."""
     indices: set[int] = set()
     for item in place.split("."):
         if ":" not in item:

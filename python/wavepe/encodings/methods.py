@@ -296,10 +296,7 @@ class Methods:
 
 
 def input_queries(x: Tensor, r_proj: Tensor) -> Tensor:
-    """Return r = W x of each token and head, (B, heads, m, columns).
-
-    x is (B, m, dim), and r_proj (heads, columns, dim) holds each head's W.
-    """
+    """Return W x of each head, (B, heads, m, columns); r_proj (heads, columns, dim) holds the W."""
     r = x @ r_proj.flatten(0, 1).to(x.device, x.dtype).mT
     return r.unflatten(-1, r_proj.shape[:2]).transpose(1, 2)
 

@@ -109,11 +109,9 @@ def positive(*words: str) -> Check:
     return check
 
 
+# The default of `most` is far above any useful number and keeps memory use within bounds.
 def integer(least: int, most: int = 1 << 20) -> Check:
-    """Return a check that the value is an integer from `least` to `most`.
-
-    The default of `most` is far above any useful number and keeps memory use within bounds.
-    """
+    """Return a check that the value is an integer from `least` to `most`."""
 
     def check(label: str, value: Any) -> int:
         value = checks.integer(label, value, least)

@@ -61,10 +61,7 @@ class Shaw(Encoding):
         return Table(*self._by_delta(parameters["table"], causal), "edge")
 
     def _by_delta(self, rows: Any, causal: bool) -> tuple[Any, int]:
-        """Return the rows in the order of delta = m - n, and the first delta.
-
-        `rows` has the order of n - m = -clip..clip, which is the reverse.
-        """
+        """Return rows of n - m = -clip..clip in the order of delta = m - n, and the first delta."""
         if causal:
             return _reversed(rows[: self.clip + 1]), 0
         return _reversed(rows), -self.clip

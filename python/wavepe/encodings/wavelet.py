@@ -253,10 +253,7 @@ class Wavelet(Encoding):
 
 
 def scale_hint(encoding: Encoding, head_dim: int, length: float) -> str:
-    """Return a warning if wavelets are wide for a training of this length, or "".
-
-    The largest scale should be at most a quarter of the trained length [W].
-    """
+    """Return a warning, or "", for a largest scale above a quarter of the trained length [W]."""
     for part in encoding.parts:
         if isinstance(part, Wavelet) and not is_family(part.kind):
             largest = part.grid(head_dim)[0].max()

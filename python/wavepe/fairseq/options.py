@@ -16,10 +16,7 @@ SHORTHANDS = {
 
 
 def chosen_encoding(args: Any) -> Encoding | None:
-    """Return the encoding that the options choose; None for fairseq's own positions.
-
-    ValueError if an encoding or option is unknown or given twice, or a shorthand does not fit.
-    """
+    """Return the encoding that the options choose; ValueError if they do not fit."""
     spec = getattr(args, "pos_enc", None)
     chosen = None if spec is None else encoding(spec)
     for key, (name, option) in SHORTHANDS.items():

@@ -88,11 +88,7 @@ class DecoderPositions(nn.Module):
 
 
 class AbsolutePositions(nn.Module):
-    """Vectors for the token embeddings; fairseq calls this module like its own embed_positions.
-
-    The position of a token is the number of tokens before it. Padding does not count, and its
-    vectors are 0.
-    """
+    """Vectors for the embeddings, in place of fairseq's embed_positions; those of padding are 0."""
 
     def __init__(self, positions: DecoderPositions, padding_idx: int) -> None:
         super().__init__()

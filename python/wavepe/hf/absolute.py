@@ -13,21 +13,14 @@ from .passes import Pass
 
 
 class AddAbsolute(AbsoluteVectors):
-    """The vectors of an encoding, added to the embeddings of a base model.
-
-    The positions are `position_ids` where the caller gives them. Otherwise, with a 2-D attention
-    mask over cache and input, the position of a token is the number of attended tokens before it.
-    Without both, the positions are cache length + 0..q-1.
-
-    Some families multiply their embeddings by a factor. The vectors are divided by this factor, so
-    that the first layer gets them unscaled.
-    """
+    """The vectors of an encoding, added to the embeddings of a base model."""
 
     constant_cache_name = None  # see `RopeRotation`
 
     def __init__(self, encoding: Encoding, base: Any) -> None:
         config = base.config
         super().__init__(encoding, config.hidden_size, config.max_position_embeddings)
+        # Some models multiply their embeddings, and so the vectors, by a factor.
         self.scale = families.embedding_scale(base)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
@@ -55,7 +48,7 @@ class AddAbsolute(AbsoluteVectors):
         kwargs |= {"input_ids": None, "inputs_embeds": embeds}
 
     def _vectors_of(self, pass_: Pass, embeds: Tensor) -> Tensor:
-        """Return the vectors (1|B, m, dim) for the tokens of a pass."""
+        """Return vectors (1|B, m, dim) at given positions, those of the mask, or counted ones."""
         if pass_.positions is not None:
             return self(pass_.positions)
         if (positions := pass_.positions_by_mask()) is not None:

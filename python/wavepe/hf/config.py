@@ -39,13 +39,9 @@ MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
 
 
 class OwnConfig(OfFolder):
-    """Mixin of the configurations of wavepe types and of patched models.
+    """Mixin of configurations of wavepe types and patched models, whose folders load anywhere."""
 
-    A folder that they write loads in any program (see folder.py). They also allow
-    `output_attentions`, which transformers allows for the attention "eager" only.
-    """
-
-    _output_attentions: bool | None
+    _output_attentions: bool | None  # transformers allows it for the attention "eager" only
 
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
@@ -160,10 +156,7 @@ class PatchedConfig(OwnConfig):
 
 
 def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedConfig:
-    """Return a copy of `stock`, which other models may share, for one patched model.
-
-    TypeError for a class derived from a family's class: saving would lose its additional fields.
-    """
+    """Return a copy of `stock` for a patched model; TypeError if a file would lose fields."""
     if not is_stock(stock):
         raise TypeError(
             "patch needs a model whose configuration has a class of transformers, got "

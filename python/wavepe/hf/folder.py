@@ -60,10 +60,7 @@ def is_ours(reference: Any) -> bool:
 
 
 def write_beside(folder: str | os.PathLike, config: Mapping[str, Any], base: str = "") -> None:
-    """Write the module and the model card beside a config.json, whose content is `config`.
-
-    `base` is the name of the model that this one was made from; "" if it is not known.
-    """
+    """Write module and model card beside a config.json; `base` names the model it comes from."""
     names = sorted(AUTO_CLASSES[config["model_type"]].values())
     module = Path(folder) / f"{MODULE}.py"
     module.write_text(_MODULE_TEXT + "".join(f"    {name},\n" for name in names) + ")\n", "utf-8")

@@ -32,17 +32,14 @@ from .sequences import measures_tokens, note_shifts, read_sequences
 
 @dataclass
 class Installed:
-    """The record that a base model keeps of its encoding, as its attribute `_wavepe`.
-
-    `stock` is the configuration before the patch. It is None for a wavepe_<family>, which cannot be
-    unpatched. `length_parts` holds the parts that depend on the sequence length.
-    """
+    """The record that a base model keeps of its encoding, as its attribute `_wavepe`."""
 
     spec: StoredSpec
     owner: str
-    stock: PretrainedConfig | None
+    stock: PretrainedConfig | None  # before the patch; None: a wavepe_<family>, which had none
     config: PretrainedConfig
     hooks: list[RemovableHandle] = field(default_factory=list)
+    # the parts that depend on the sequence length
     length_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
     live: Any = None  # the `LiveCheck` of a base model
 

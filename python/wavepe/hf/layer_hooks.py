@@ -166,16 +166,13 @@ def _keep_decay(module: Any, layer: LayerState, pass_: Pass, kwargs: Kwargs) -> 
 
 
 def _offset(module: Any, pass_: Pass, queries: int) -> int | Tensor:
-    """Return the index of the key at the position of the first query.
-
-    A layer that reuses the keys of another one has no entry in the cache. For a static cache the
-    index is a tensor () of its own: the cache goes on counting in its tensor while the layer runs.
-    """
-    if families.reuses_keys(module):
+    """Return the index of the key at the position of the first query."""
+    if families.reuses_keys(module):  # it has no entry in the cache
         return pass_.reused[module.layer_type]
     cached = pass_.cached
     if hasattr(pass_.cache, "get_query_offset"):
         cached = pass_.cache.get_query_offset(module.layer_idx)
+        # a static cache goes on counting in its tensor while the layer runs
         cached = cached.clone() if isinstance(cached, Tensor) else cached
     size = queries if SIZES_BY_LENGTH else torch.arange(queries) + cached
     _, first = pass_.cache.get_mask_sizes(size, module.layer_idx)

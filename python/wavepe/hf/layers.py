@@ -18,14 +18,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class LayerEncodings:
-    """The encodings that a user chose for the layers of a model.
-
-    `everywhere` is the encoding of the model, whose parts may name layers. None for a dict of layer
-    ranges: then `ranges` maps first and last layers, and other layers keep their own encoding.
-    """
+    """The encodings that a user chose for the layers of a model."""
 
     def __init__(self, spec: Spec, **options: Any) -> None:
-        self.everywhere: Encoding | None = None
+        self.everywhere: Encoding | None = None  # its parts may name layers
+        # Without it, first and last layers; other layers keep their own encoding.
         self.ranges: dict[tuple[int, int], Encoding] = {}
         if not is_hybrid(spec):
             self.everywhere = read_encoding(spec, **options)

@@ -17,11 +17,7 @@ MODULE_NAME = "position_encoding"
 
 
 class SharedLearned:
-    """Let a layer call the module that holds the parameters shared by all layers.
-
-    The layers look the module up by its name in the model, because a wrapper, of PEFT for example,
-    may have replaced it. A layer that is pickled alone loses its model; see `_InitWeights`.
-    """
+    """Lets a layer call the module that all layers share, by its name: PEFT may replace it."""
 
     def __init__(self, encoding: Encoding, owner: nn.Module) -> None:
         self.encoding = encoding
@@ -67,10 +63,7 @@ def detach(owner: nn.Module, layers: Iterable[nn.Module] = ()) -> None:
 
 
 class _InitWeights:
-    """Replacement for a model's `_init_weights` that also initialises learned encodings.
-
-    When the model is copied or unpickled, it gives the layers their model.
-    """
+    """Replacement for a model's `_init_weights` that also initialises learned encodings."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -88,7 +81,7 @@ class _InitWeights:
         return {"owner": self.owner, "shared": [x for x in shared if x is not None]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.owner = state["owner"]
+        self.owner = state["owner"]  # of a copy, whose layers get it here
         for shared in state["shared"]:
             shared.owner = self.owner
 

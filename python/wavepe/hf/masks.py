@@ -57,23 +57,18 @@ def reading_waits(device: torch.device) -> bool:
 
 
 def may_read_values(device: torch.device, config: Any) -> bool:
-    """Return whether a pass may read the values of its mask, to drop a mask that hides nothing.
-
-    Where reading waits for the device, PyTorch's attention alone gains more without a mask.
-    """
+    """Return whether a pass may read the values of its mask, to drop a mask that hides nothing."""
     if torch.compiler.is_compiling():
         return False
     if not reading_waits(device):
         return True
+    # PyTorch's attention alone gains more without a mask than reading costs.
     spec = getattr(config, "position_encoding", None)
     return device.type not in families.FUSED_ON and not (isinstance(spec, str) and _in_scores(spec))
 
 
 def nothing_hidden(device: torch.device) -> Tensor:
-    """Return a mask (1, 1, 1, 0) that hides nothing.
-
-    Given no mask, transformers would read the values of the positions to find packed sequences.
-    """
+    """Return a mask (1, 1, 1, 0) that hides nothing; without one, positions would be read."""
     return torch.empty((1, 1, 1, 0), dtype=KEY_MASK, device=device)
 
 
@@ -117,10 +112,7 @@ def key_mask(padding: Tensor, first: int, keys: int, check_values: bool) -> Tens
 
 
 def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the mask of packed sequences: the number of each token's sequence, 0 for padding.
-
-    `begins` (B, n) is True at the first token of each sequence, and `padding` (B, n) 0 at padding.
-    """
+    """Return the mask of packed sequences: the number of each token's sequence, 0 for padding."""
     numbers = begins.long().cumsum(-1) + 1
     if padding is not None:
         numbers = numbers * padding.bool()
@@ -162,10 +154,7 @@ def mask_parts(mask: Tensor | None) -> MaskParts:
 def full_mask(
     mask: Tensor | None, q: Tensor, k: Tensor, offset: int | Tensor, window: int | None
 ) -> Tensor:
-    """Return a bool mask (B|1, 1, m, n) of queries x keys; a user's own mask stays as it is.
-
-    `offset` is the index of the key at the position of the first query.
-    """
+    """Return a bool mask (B|1, 1, m, n) of queries x keys; a user's own mask stays as it is."""
     parts, keys = mask_parts(mask), k.shape[2]
     if parts.mask is not None:
         return parts.mask

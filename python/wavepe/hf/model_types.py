@@ -80,10 +80,7 @@ class EncodedModel(OfFolder):
 
 
 def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
-    """Set the learned parameters of parts that the folder does not name to their initial values.
-
-    Parameters of two encodings may have the same names and shapes.
-    """
+    """Reset learned parameters of parts that the folder does not name: names may agree."""
     if folder is None or not any(isinstance(module, Learned) for module in model.modules()):
         return
     try:

@@ -38,10 +38,7 @@ class Parts:
 
 
 class Builder:
-    """Builds the parts for a model with this configuration.
-
-    `owner`, the base model or a layer that stands alone, will hold the learned parameters.
-    """
+    """Builds the parts for a model of this configuration; `owner` will hold learned parameters."""
 
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
         self.config, self.owner = config, owner

@@ -17,7 +17,7 @@ from ..positions import LearnedCache, Requests, Rotated, Terms
 from ..positions.tokens import token_positions
 from . import families, masks
 
-# What a module is called with; a hook returns both.
+# The arguments of a module's forward, as hooks take and return them.
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 

@@ -83,11 +83,7 @@ class IdentityRotation(nn.Module):
 
 
 class RopeRotation(nn.Module):
-    """RoPE [R] with the frequencies of the encoding, and exact angles at any position.
-
-    Frequencies that depend on the length are those for the longest row of the batch; earlier calls
-    do not matter. An encoding without a base takes the base of the model.
-    """
+    """RoPE [R] with exact angles, and frequencies for the longest row of the batch."""
 
     def __init__(self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding) -> None:
         super().__init__()

@@ -56,10 +56,7 @@ def has_only_a_base(module: Any, config: Any) -> bool:
 
 
 def check_rotary(module: Any, config: Any) -> None:
-    """Raise ValueError if a stock module does not rotate as its configuration says.
-
-    Dynamic scaling does not count as a difference.
-    """
+    """Raise ValueError if a stock module does not rotate as configured, but for dynamic scaling."""
     lives = _in_use(module, config)
     if any(x.is_meta for x in lives):
         return

@@ -37,10 +37,7 @@ def measures_tokens(encoding: Encoding) -> bool:
 
 
 def read_sequences(pass_: Pass, base: nn.Module, counting: Encoding | None) -> None:
-    """Tell attention of packed sequences, and refuse positions that do not count tokens.
-
-    `counting` is the encoding of a layer that measures distances in tokens, if there is one.
-    """
+    """Find packed sequences; refuse positions that `counting`, the encoding, cannot take."""
     tokens, cache, mask = pass_.tokens, pass_.cache, pass_.mask
     if pass_.paged or tokens is None or tokens.ndim < 2 or not tokens.numel():
         return  # known requests; or the model raises the error
@@ -201,10 +198,7 @@ def _noted_shifts(pass_: Pass, rows: int) -> list[int | None]:
 
 
 def _from_lengths(pass_: Pass, read: bool) -> Tensor:
-    """Return a bool tensor (1, m), True where sequences begin, from cu_seq_lens_q.
-
-    It holds 0 and the end of each sequence of the only row. Its values are checked if `read`.
-    """
+    """Return where sequences begin by cu_seq_lens_q, bool (1, m); checked if `read`."""
     tokens: Any = pass_.tokens
     ends, key_ends = pass_.sequence_ends, pass_.key_ends
     rows, count = tokens.shape[:2]

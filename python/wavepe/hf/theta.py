@@ -284,10 +284,7 @@ def _copy_state(module: Any, rebuilt: Any) -> None:
 
 
 def _guard_caches(places: list[_Place], names: list[str]) -> None:
-    """Add guards to the owners of stock rotary modules: they refuse keys of other frequencies.
-
-    `names` holds the names of the frequencies of each place before the change.
-    """
+    """Let owners of stock rotary modules refuse keys of other frequencies than those of `names`."""
     added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
         indices = [i for i, place in enumerate(places) if place.owner is owner]

@@ -85,10 +85,7 @@ class KVCache:
 
 
 def tokens_of(cache: KVCache, module: nn.Module, count: int) -> CachedTokens:
-    """Return the part of one module, for a call with `count` new tokens.
-
-    A module may not have more tokens than the others.
-    """
+    """Return a module's part for `count` new tokens; none may have more than the others."""
     by_module = cache._by_module
     tokens = by_module.get(module)
     most = max((other.length for other in by_module.values()), default=0)
@@ -109,16 +106,12 @@ def tokens_of(cache: KVCache, module: nn.Module, count: int) -> CachedTokens:
 
 
 class CachedTokens(CacheState):
-    """The cached tokens of one attention module, with their key mask and positions.
-
-    `key_mask` (B, n) is False for a hidden token; None hides none. `positions` (B, n) is int64;
-    None is 0..n-1.
-    """
+    """The cached tokens of one attention module, with their key mask and positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.key_mask: Tensor | None = None
-        self.positions: Tensor | None = None
+        self.key_mask: Tensor | None = None  # (B, n), False for a hidden token; None hides none
+        self.positions: Tensor | None = None  # int64 (B, n); None: 0..n-1
         self.keys = self.values = torch.empty(0)  # (B, Hk, capacity, d)
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -337,10 +337,7 @@ torch.library.register_autograd("wavepe::attention_backward", _refuse)
 
 
 class _Attention(torch.autograd.Function):
-    """The same autograd as registered above, for calls that are not compiled.
-
-    The differentiable arguments are given apart, because each argument of a Function takes time.
-    """
+    """The autograd registered above, for eager calls; each argument of a Function takes time."""
 
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *_: Tensor | None) -> tuple[Tensor, Tensor]:

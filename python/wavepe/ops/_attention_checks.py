@@ -61,10 +61,7 @@ OPTIONAL = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias", "sinks")
 
 
 def plain_options(compiling: bool, **options: Any) -> list[Any]:
-    """Return options of attention as plain bool, str, int and float, in their order.
-
-    A compiler's numbers may have no value yet, so they are only checked to be no tensors.
-    """
+    """Return options as plain bool, str, int and float; a compiler's numbers stay symbols."""
     plain = []
     for name, value in options.items():
         if name in ("causal", "return_lse"):
@@ -97,11 +94,9 @@ def check_mask(mask: Tensor) -> None:
         check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {advice}")
 
 
+# Messages are made on failure only, because a compiler would fix the sizes in them.
 def check_arguments(call: Arguments) -> None:
-    """Raise RuntimeError if arguments are wrong or do not fit together.
-
-    Messages are made on failure only, because a compiler would fix the sizes in them.
-    """
+    """Raise RuntimeError if arguments are wrong or do not fit together."""
     q = call.q
     names = ("q", "k", "v", "p", "offset", *OPTIONAL)
     tensors = {name: x for name in names if (x := getattr(call, name)) is not None}

@@ -112,10 +112,7 @@ def with_range(
     like: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, Any, Any]:
-    """Return rows, first and beyond of a `Table` or `Bias`; RuntimeError for another tuple.
-
-    Rows in a NumPy array become a tensor of `dtype` on the device of `like`, if that is given.
-    """
+    """Return rows, first and beyond of a `Table` or `Bias`; NumPy rows become a tensor."""
     kind = Table if name == "p" else Bias
     if not isinstance(table, kind):
         got = type(table).__name__

@@ -48,10 +48,7 @@ _stack: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_st
 
 @constant_result
 def under_transforms() -> bool:
-    """Tell whether a transform of torch.func, or forward mode, is active.
-
-    A compiler takes the answer as a constant, and checks by itself that it still holds.
-    """
+    """Tell whether torch.func or forward mode is active; a compiler guards the answer."""
     return forward_ad._current_level >= 0 or _stack() is not None
 
 
@@ -102,10 +99,7 @@ _check: Any = getattr(torch, "_check", bool)
 
 
 def holds(*conditions: Any) -> bool:
-    """Tell whether one of the conditions holds.
-
-    Where only values of a program tell, the program asserts it, and the answer is True.
-    """
+    """Tell whether one of the conditions holds; a program asserts what only its values tell."""
     if conditions and conditions[0] is True and not torch.compiler.is_compiling():
         return True  # in an eager call, at once
     if is_known(*conditions):
@@ -140,10 +134,7 @@ count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)  # 
 
 
 def stamps(tensors: Iterable[Tensor]) -> list[object] | None:
-    """Return an address and a version of each parameter, which change with its values.
-
-    None: there is a tensor that has no version, such as one of inference mode or of a tracer.
-    """
+    """Return addresses and versions, which change with the values; None without a version."""
     result: list[object] = []
     for x in tensors:
         if type(x) is not torch.nn.Parameter or x.is_inference():

@@ -42,10 +42,7 @@ class AbsoluteVectors:
         return self._depends_on_length and self.length is None
 
     def fix(self, length: int | None) -> None:
-        """Use the vectors of a sequence of `length` tokens from now on.
-
-        None lets the vectors follow the length of each sequence again.
-        """
+        """Use the vectors of `length` tokens from now on; None: those of each sequence."""
         self.length = length
 
     def __call__(self, positions: Tensor, below: int | None = None) -> Tensor:
@@ -77,10 +74,7 @@ class AbsoluteVectors:
         return _vectors(self.encoding, *arguments)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.
-
-        The sequence has `stop` tokens.
-        """
+        """Return the vectors (1, stop - start, dim), float32, of the last of `stop` tokens."""
         refuse_trace(self.encoding)
         lengths = self._lengths(self.length or max(stop, 1))
         arguments = (start, stop, self.dim, *lengths, device)

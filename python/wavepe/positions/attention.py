@@ -16,10 +16,7 @@ from .tables import refuse_trace
 
 
 class CacheState:
-    """The facts about the tokens in a cache that an encoding needs.
-
-    They are the number of tokens, the frequencies that rotated the keys, and the learned tables.
-    """
+    """The facts about a cache that an encoding needs: length, frequencies, learned terms."""
 
     def __init__(self, length: int = 0) -> None:
         self.length = length

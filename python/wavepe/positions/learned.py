@@ -216,10 +216,7 @@ class Learned(nn.Module):
         return {**terms, name: terms[name]._replace(**fields)}
 
     def _kept(self, keys: int, cache: LearnedCache, shared: Terms | None) -> KeptTerms | None:
-        """Return the terms of a capacity, computed once for these values of the parameters.
-
-        None: versions do not say whether the values have changed, or there is no capacity.
-        """
+        """Return the terms of a capacity, kept for these parameters; None if it cannot be."""
         entry = cache.entries.get(self)
         modules = list(self.modules()) if entry is None else entry.modules
         parameters: list[Any] = []
@@ -331,10 +328,7 @@ class Learned(nn.Module):
 
 
 def _lasting(terms: Any) -> Any:
-    """Return terms that outlive the memory of the parameters.
-
-    FSDP frees that memory after `forward`, and an encoding may return the parameters themselves.
-    """
+    """Return terms that outlive the memory of the parameters, which FSDP frees after `forward`."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return terms
     if isinstance(terms, Tensor):

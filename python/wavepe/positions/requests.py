@@ -12,22 +12,15 @@ from torch import Tensor
 
 
 class Requests(NamedTuple):
-    """The requests of a row; the queries of each are its last tokens.
+    """The requests of a row; the queries of each are its last tokens."""
 
-    `ends` are the arguments of `ops.attention`. `slices` has the queries and the keys of each one
-    in the row, and `longest` is the largest number of keys.
-    """
-
-    ends: Mapping[str, Tensor]
-    slices: Sequence[tuple[slice, slice]]
-    longest: int
+    ends: Mapping[str, Tensor]  # arguments of `ops.attention`
+    slices: Sequence[tuple[slice, slice]]  # the queries and the keys of each request in the row
+    longest: int  # number of keys
 
     @classmethod
     def of(cls, query_ends: Tensor, key_ends: Tensor, last: Requests | None) -> Requests:
-        """Return the requests with these ends, integers (requests + 1,) from 0 on.
-
-        `last` are those of another layer, which are the same if its tensor of ends is.
-        """
+        """Return the requests with these ends, (requests + 1,), or `last` if it has the same."""
         if last is not None and last.ends["cu_seqlens_k"] is key_ends:
             return last
         queries, keys = query_ends.tolist(), key_ends.tolist()
@@ -84,10 +77,7 @@ def at_each_length(
     of_length: Callable[[int], Any],
     compute: Callable[[Tensor, Any], Any],
 ) -> list[Any]:
-    """Return what `compute` gives for positions (1, tokens) of requests, and `of_length`.
-
-    Requests for which `of_length` is the same share one call.
-    """
+    """Return what `compute` gives for each request of a row; if all agree, by one call."""
     values = [of_length(length) for _, length in lengths]
     if len(set(values)) == 1:
         return [compute(positions, values[0])]

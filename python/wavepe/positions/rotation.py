@@ -83,10 +83,7 @@ class FrequencySchedule:
         return None in self._fixed.values()
 
     def fix(self, length: int | None) -> None:
-        """Use the frequencies of a sequence of `length` tokens from now on.
-
-        None lets the frequencies follow the length of each sequence again.
-        """
+        """Use the frequencies of `length` tokens from now on; None: those of each sequence."""
         self.length = length
         # The key is the training mode. The value is None if the frequencies follow the length.
         self._fixed = {
@@ -139,10 +136,7 @@ class FrequencySchedule:
 
     @disable("this RoPE follows the length: NumPy computes its frequencies")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
-        """Return the frequencies of the longest sequence in `positions`.
-
-        Without positions, `length` is the length of the sequence.
-        """
+        """Return the frequencies of the longest sequence in `positions`, or of `length` tokens."""
         if torch.compiler.is_exporting():
             raise RuntimeError(
                 f"wavepe: the frequencies of {self._label} depend on the length, so an exported "
@@ -205,15 +199,12 @@ def _first_rows(
 
 
 class Rotated(NamedTuple):
-    """How queries were rotated, for the terms that read them without the rotation.
+    """How queries were rotated, for the terms that read them without the rotation."""
 
-    cos and sin are (m, h) or (1|B, m, h). Without `unrotated_q`, the queries are rotated back.
-    """
-
-    cos: Tensor
+    cos: Tensor  # (m, h) or (1|B, m, h)
     sin: Tensor
     interleaved: bool = False
-    unrotated_q: Tensor | None = None
+    unrotated_q: Tensor | None = None  # without it, the queries are rotated back
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return x (1, H, 1, d), rotated as the queries were: (1|B, H, m, d)."""

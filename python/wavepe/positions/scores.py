@@ -32,15 +32,11 @@ NOTHING = LearnedTerms()
 
 
 class _Constant(NamedTuple):
-    """The sum of constant tables or biases of some parts.
-
-    A compiler guards the name, so that each encoding has its own graph. `query` is the name of the
-    part that learns the query of the table; "" if no part does.
-    """
+    """The sum of constant tables or biases of some parts."""
 
     encoding: Encoding
-    name: str
-    query: str = ""
+    name: str  # a compiler guards it, so that each encoding has its own graph
+    query: str = ""  # the part that learns the query of the table
 
     @classmethod
     def of(cls, parts: list[Encoding], query: str = "") -> _Constant:
@@ -197,10 +193,7 @@ class Scores:
         window: int | None = None,
         **options: Any,
     ) -> Tensor:
-        """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
-
-        `positions` (m,) or (B|1, m) are those of the queries, if they are not their indices.
-        """
+        """Call `ops.attention` with this encoding; `positions` (B|1, m) are of queries."""
         indices, named = LAST_QUERIES, False
         if self._changes_vectors or self.reads_positions or requests is not None:
             mask = options.get("key_mask")

@@ -47,11 +47,7 @@ class SelfExtend:
     def attend(
         self, kernel_args: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
     ) -> Tensor:
-        """Call `ops.attention` for the near keys and for the far keys, and merge the results.
-
-        `queries` (B|1, m) and `keys` (B|1, n) are positions, and `interleaved` says how q and k
-        were rotated.
-        """
+        """Merge attention to near and far keys; `queries` and `keys` are positions (B|1, ...)."""
         near, window = self._near, kernel_args.get("window")
         q, k = kernel_args["q"], kernel_args["k"]
         if is_known(k.shape[2] <= near) or (window is not None and is_known(window <= near)):

@@ -67,11 +67,7 @@ def refuse_trace(encoding: Any) -> None:
 
 
 def build_once(build: Callable[..., T], *arguments: Any) -> T:
-    """Return ``build(*arguments)``, computed by the first call with equal arguments.
-
-    It is computed again after a user has registered an encoding or a wavelet, because a known name
-    may mean something else then.
-    """
+    """Return ``build(*arguments)``, kept until a registration may change what names mean."""
     return _built(build, arguments, registrations())
 
 
@@ -174,11 +170,7 @@ def rows_of_distances(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return a row for each distance: 0..keys-1 if `causal`, else 1-keys..keys-1.
-
-    `term` is "table" or "bias", and `size` the head size for a table, and the number of heads for a
-    bias.
-    """
+    """Return a row for each distance; `size` is the head size, or for "bias" the heads."""
     if term == "bias":
         bias, first, beyond = constant_bias(keys, encoding, causal, size, dtype, device)
         rows = bias.T
@@ -200,10 +192,7 @@ def _(name: str, term: str, causal: bool, keys: int, size: int, *place: Any) -> 
 
 
 def rows_for(length: int | None, constant: str) -> int:
-    """Return how many positions a constant of this program must have rows for.
-
-    `length` is None if only values of the program tell it.
-    """
+    """Return how many rows a constant needs; `length` is None if only values tell it."""
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             f"wavepe: {constant} becomes a constant of the program, which Dynamo cannot make: call "

@@ -13,18 +13,12 @@ from .requests import Requests
 
 
 class TokenIndices(NamedTuple):
-    """Where queries and keys stand.
+    """Where queries and keys stand."""
 
-    `offset`, int or Tensor () or (B,), is the index of the key at the place of the first query;
-    None: the queries come last. `positions` (m,) or (B|1, m) of the queries are their places if
-    None. `key_mask` (B|1, n) is False for tokens that no query sees. `requests`: the only row has
-    several sequences, and the queries of each come last.
-    """
-
-    offset: int | Tensor | None = None
-    positions: Tensor | None = None
-    key_mask: Tensor | None = None
-    requests: Requests | None = None
+    offset: int | Tensor | None = None  # index of the first query's key, () or (B,); None: last
+    positions: Tensor | None = None  # of the queries, (m,) or (B|1, m); None: their places
+    key_mask: Tensor | None = None  # (B|1, n), False for tokens that no query sees
+    requests: Requests | None = None  # sequences in the only row; the queries of each come last
 
     def queries(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
@@ -40,10 +34,7 @@ class TokenIndices(NamedTuple):
         return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
 
     def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of queries and keys, (B|1, m) and (B|1, n).
-
-        Keys before the queries are counted back from the queries that are not padding.
-        """
+        """Return the positions of queries and keys, these counted back from real queries."""
         places, keys = self.index_pairs(q, k)
         if self.positions is None:
             return places, keys
@@ -67,10 +58,7 @@ LAST_QUERIES = TokenIndices()
 
 
 def token_positions(real: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Return the positions of tokens (B, n), int64, if only `real` ones (B, n) are counted.
-
-    `segments` (B|1, n) are the numbers of the tokens' sequences, each of which counts from 0.
-    """
+    """Return positions (B, n) that count `real` tokens, anew in each of `segments` (B|1, n)."""
     counted = real.long().cumsum(-1)
     if segments is not None:
         begins = segments != value_before(segments, segments[:, :1] + 1)
@@ -79,10 +67,8 @@ def token_positions(real: Tensor, segments: Tensor | None = None) -> Tensor:
 
 
 def value_before(x: Tensor, first: Tensor | int) -> Tensor:
-    """Return (B, n): the value of the token before each one, and `first` before the first.
-
-    To slice n - 1 tokens would tell an exporter that n is not 2.
-    """
+    """Return (B, n): the value of the token before each one, and `first` before the first."""
+    # To slice n - 1 tokens would tell an exporter that n is not 2.
     before = torch.nn.functional.pad(x, (1, 0))[:, : x.shape[1]]
     return torch.where(torch.arange(x.shape[1], device=x.device) == 0, first, before)
 
