@@ -18,7 +18,7 @@ from traffic import DEVICE, Traffic
 from wavepe import ops
 from wavepe.ops import _attention, _attention_gpu
 from wavepe.ops._attention_checks import Arguments
-from wavepe.ops._attention_masked import can_mask, masked
+from wavepe.ops._attention_composed import can_mask, masked
 from wavepe.ops._compiler import is_compiling
 
 importlib.import_module("torch._dynamo")  # before tests replace find_spec

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..arrays.relative_bias import BEYOND, Bias, Table
 from ._attention_checks import OPTIONAL, Arguments, check_arguments, check_mask, plain_options
-from ._attention_composed import composed
+from ._attention_composed import can_mask, composed, masked
 from ._attention_gpu import attend, missing_kernel, serves, warn_of_memory
 from ._attention_in_graph import (
     COUNT,
@@ -23,7 +23,6 @@ from ._attention_in_graph import (
     sinks_gradient,
     wanted_gradients,
 )
-from ._attention_masked import can_mask, masked
 from ._attention_ragged import attend_requests
 from ._common import (
     FLOATS,

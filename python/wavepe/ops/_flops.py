@@ -38,16 +38,6 @@ def _attention_ragged(q_starts: Any, k_starts: Any, _: Any, *call: Any, **named:
     return sum(_attention((*q[:2], m, q[3]), (*k[:2], n), v, p=p) for m, n in pairs)
 
 
-def _attention_backward(*arguments: Any, **_: Any) -> int:
-    call = arguments[4:]
-    return _gradients(call, p_grad=any(call[_NAME : _NAME + 1]))
-
-
-def _attention_in_graph_backward(*arguments: Any, **_: Any) -> int:
-    p_grad, _, *call = arguments[4:]
-    return _gradients(tuple(call), p_grad)
-
-
 def _shapes(call: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     """Return the shapes of q, k and the table: that of p, or of the one with a name."""
     q, k, _, p = (*call, None)[:4]
@@ -57,7 +47,7 @@ def _shapes(call: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     return q, k, p
 
 
-def _gradients(call: tuple[Any, ...], p_grad: bool) -> int:
+def _gradients(p_grad: bool, *call: Any) -> int:
     """Return the FLOPs of the scores, once more, and of all gradients."""
     each, relative = _of_pairs(*_shapes(call))
     q, _, v = call[:3]
@@ -81,19 +71,15 @@ def _rope(x: Any, cos: Any, *_: Any, **__: Any) -> int:
     return 6 * math.prod(x[:-1]) * cos[-1]
 
 
-def _rope_qk(q: Any, k: Any, cos: Any, *_: Any, **__: Any) -> int:
-    return _rope(q, cos) + _rope(k, cos)
-
-
 _FORMULAS: dict[str, Any] = {
     "attention_forward": _attention,
-    "attention_backward": _attention_backward,
+    "attention_backward": lambda *x, **_: _gradients(any(x[4:][_NAME : _NAME + 1]), *x[4:]),
     "attention_in_graph": _attention,
-    "attention_in_graph_backward": _attention_in_graph_backward,
+    "attention_in_graph_backward": lambda *x, **_: _gradients(x[4], *x[6:]),
     "relative_bias": _relative_bias,
     "rope": _rope,
     "rope_": _rope,
-    "rope_qk": _rope_qk,
+    "rope_qk": lambda q, k, cos, *_, **__: _rope(q, cos) + _rope(k, cos),
 }
 
 

@@ -244,12 +244,8 @@ register_standard("relative_bias_unskew", _standard_unskew)
 
 class _Skew(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(_SKEW)
-    setup_context = staticmethod(_setup_skew)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Unskew.apply(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+    forward, setup_context = staticmethod(_SKEW), staticmethod(_setup_skew)
+    backward = staticmethod(_transposed(lambda *inputs: _Unskew.apply(*inputs)))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -258,12 +254,8 @@ class _Skew(torch.autograd.Function):
 
 class _Unskew(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(_UNSKEW)
-    setup_context = staticmethod(_setup_skew)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Skew.apply(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+    forward, setup_context = staticmethod(_UNSKEW), staticmethod(_setup_skew)
+    backward = staticmethod(_transposed(_Skew.apply))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
