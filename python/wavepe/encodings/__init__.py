@@ -39,35 +39,11 @@ from .window import Window
 from .xpos import XPos
 
 __all__ = [
-    "T5",
-    "ALiBi",
-    "Bias",
-    "Binary",
-    "Encoding",
-    "FoX",
-    "Integer",
-    "Kerple",
-    "NoPE",
-    "Normalised",
-    "PoPE",
-    "Query",
-    "Relative",
-    "RoPE",
-    "Sandwich",
-    "Shaw",
-    "Sink",
-    "Sinusoidal",
-    "Table",
-    "Temperature",
-    "TransformerXL",
-    "Wavelet",
-    "Window",
-    "XPos",
-    "encoding",
-    "known_encodings",
-    "option",
-    "register_encoding",
-]
+    "T5", "ALiBi", "Bias", "Binary", "Encoding", "FoX", "Integer", "Kerple", "NoPE", "Normalised",
+    "PoPE", "Query", "Relative", "RoPE", "Sandwich", "Shaw", "Sink", "Sinusoidal", "Table",
+    "Temperature", "TransformerXL", "Wavelet", "Window", "XPos", "encoding", "known_encodings",
+    "option", "register_encoding",
+]  # fmt: skip
 
 
 def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encoding:

@@ -94,20 +94,22 @@ def add_numpy_compat() -> None:
         setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
 
 
-def allow_object_broadcast() -> None:
+import_fairseq()
+utils = importlib.import_module("fairseq.distributed.utils")
+models = importlib.import_module("fairseq.models.distributed_fairseq_model")
+
+
+@wrap(utils, "_broadcast_object_slow")
+def broadcast_object(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Let a rank unpickle the configuration that another rank of the same run sends.
 
     The error: "UnpicklingError: Weights only load failed ... omegaconf.dictconfig.DictConfig". From
     torch 2.6 on, torch.load reads tensors only. fairseq broadcasts other objects of a checkpoint
     when ranks resume.
     """
-    utils = importlib.import_module("fairseq.distributed.utils")
-
-    @wrap(utils, "_broadcast_object_slow")
-    def broadcast_object(original: Any, *args: Any, **kwargs: Any) -> Any:
-        load = functools.partial(torch.load, weights_only=False)
-        with mock.patch.object(torch, "load", load):
-            return original(*args, **kwargs)
+    load = functools.partial(torch.load, weights_only=False)
+    with mock.patch.object(torch, "load", load):
+        return original(*args, **kwargs)
 
 
 def allow_namespaces_in_checkpoints() -> None:
@@ -119,22 +121,20 @@ def allow_namespaces_in_checkpoints() -> None:
     torch.serialization.add_safe_globals([argparse.Namespace])
 
 
-def allow_ddp_on_cpu() -> None:
+@wrap(models, "DistributedDataParallel")
+def distributed(original: Any, module: torch.nn.Module, **options: Any) -> Any:
     """Let ``--ddp-backend pytorch_ddp``, the default, work on the CPU.
 
     The error: "ValueError: DistributedDataParallel device_ids and output_device arguments only
     work with single-device/multiple-device GPU modules or CPU modules, but got device_ids [0]".
     """
-    models = importlib.import_module("fairseq.models.distributed_fairseq_model")
-
-    @wrap(models, "DistributedDataParallel")
-    def distributed(original: Any, module: torch.nn.Module, **options: Any) -> Any:
-        if next(module.parameters()).device.type == "cpu":
-            options |= {"device_ids": None, "output_device": None}
-        return original(module=module, **options)
+    if next(module.parameters()).device.type == "cpu":
+        options |= {"device_ids": None, "output_device": None}
+    return original(module=module, **options)
 
 
-def allow_processes_on_cpu() -> None:
+@wrap(utils, "call_main")
+def call_main(original: Any, cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
     """Let ``torchrun`` start processes on the CPU, and raise if fairseq would start none.
 
     fairseq starts one process for each GPU. Without a GPU and with ``--distributed-world-size``
@@ -142,12 +142,8 @@ def allow_processes_on_cpu() -> None:
     started its processes. Either each of them trains alone and writes the same checkpoint, or it
     divides by the number of GPUs.
     """
-    utils = importlib.import_module("fairseq.distributed.utils")
-
-    @wrap(utils, "call_main")
-    def call_main(original: Any, cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
-        _launch(cfg.distributed_training)
-        return original(cfg, main, **kwargs)
+    _launch(cfg.distributed_training)
+    return original(cfg, main, **kwargs)
 
 
 def processes_launched() -> int:
@@ -173,9 +169,5 @@ def _launch(cfg: Any) -> None:
         )
 
 
-import_fairseq()
 add_numpy_compat()
-allow_object_broadcast()
 allow_namespaces_in_checkpoints()
-allow_ddp_on_cpu()
-allow_processes_on_cpu()

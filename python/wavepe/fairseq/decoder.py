@@ -1,8 +1,9 @@
-"""The decoder of `transformer_lm` with a position encoding of wavepe."""
+"""The decoder of `transformer_lm` with the position encoding that its options choose."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 from . import compat  # noqa: F401 - it must come before fairseq
@@ -13,12 +14,52 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper  # isort: 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase  # isort: skip
 from torch import Tensor  # isort: skip
 
+from ..encodings import Encoding, encoding  # isort: skip
 from .attention import CAUSAL_SHAPE, CausalSelfAttention  # isort: skip
-from .options import chosen_encoding  # isort: skip
 from .positions import AbsolutePositions, DecoderPositions  # isort: skip
 
 # No encoding has a longest position, so fairseq must not drop long samples.
 MAX_POSITIONS = 1_000_000
+
+
+# Shorthand -> the encoding and the option that it sets.
+SHORTHANDS = {
+    "rope_theta": ("rope", "theta"),
+    "wavelet_kind": ("wavelet", "kind"),
+    "wavelet_scales": ("wavelet", "scales"),
+}
+
+
+def chosen_encoding(args: Any) -> Encoding | None:
+    """Return the encoding that the options choose; ValueError if they do not fit."""
+    spec = getattr(args, "pos_enc", None)
+    chosen = None if spec is None else encoding(spec)
+    for key, (name, option) in SHORTHANDS.items():
+        text = getattr(args, key, None)
+        if text is None:
+            continue
+        flag = "--" + key.replace("_", "-")
+        parts = () if chosen is None else chosen.parts
+        named = [part for part in parts if part.name == name]
+        if chosen is None or not named:
+            chosen_text = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
+            raise ValueError(f"{flag} {text} needs --pos-enc {name}, got {chosen_text}")
+        value = getattr(encoding(f"{name}:{option}={text}"), option)
+        if any(part.options().get(option, value) != value for part in named):
+            raise ValueError(f"{flag} {text} and --pos-enc {spec} both give {option}: give one")
+        new = {part: dataclasses.replace(part, **{option: value}) for part in named}
+        chosen = chosen.with_parts(lambda part, new=new: new.get(part, part))  # type: ignore[misc]
+    return chosen
+
+
+def write_out(args: Any) -> None:
+    """Write the shorthands into ``pos_enc``, so that the checkpoint keeps one option."""
+    chosen = chosen_encoding(args)
+    if chosen is None:
+        return
+    args.pos_enc = str(chosen)
+    for key in SHORTHANDS:
+        setattr(args, key, None)
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
@@ -63,16 +104,16 @@ class Decoder(TransformerDecoder):
         """Build a `DecoderLayer`, as fairseq's method builds a layer of its own class."""
         cfg = TransformerConfig.from_namespace(args)
         if not hasattr(self, "position_encoding"):
-            encoding = chosen_encoding(self.args)
-            assert encoding is not None
-            if self.args.decoder_layers_to_keep and any(encoding.layers):
+            chosen = chosen_encoding(self.args)
+            assert chosen is not None
+            if self.args.decoder_layers_to_keep and any(chosen.layers):
                 raise ValueError(
-                    f"--pos-enc {encoding} names layers, and --decoder-layers-to-keep changes "
+                    f"--pos-enc {chosen} names layers, and --decoder-layers-to-keep changes "
                     "their numbers: give one of the two"
                 )
             heads, dim = cfg.decoder.attention_heads, cfg.decoder.embed_dim
             self.position_encoding = DecoderPositions(
-                encoding, dim // heads, heads, dim, self.args.tokens_per_sample, cfg.decoder.layers
+                chosen, dim // heads, heads, dim, self.args.tokens_per_sample, cfg.decoder.layers
             )
         layer = DecoderLayer(cfg, no_encoder_attn)
         layer.self_attn.positions = (self.position_encoding,)

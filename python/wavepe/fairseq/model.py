@@ -13,8 +13,7 @@ from fairseq.models import transformer_lm  # isort: skip
 from hydra.core.config_store import ConfigStore  # isort: skip
 
 from ..encodings import encoding, known_encodings  # isort: skip
-from .decoder import language_model_decoder  # isort: skip
-from .options import write_out  # isort: skip
+from .decoder import language_model_decoder, write_out  # isort: skip
 
 NAME = "transformer_lm"
 

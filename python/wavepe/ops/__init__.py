@@ -43,15 +43,6 @@ from ._wavelet import wavelet_table
 _flops.register_with_counter()
 
 __all__ = [
-    "RelativeTable",
-    "attention",
-    "merge_attention",
-    "relative_bias",
-    "relative_table",
-    "rope",
-    "rope_",
-    "rope_qk",
-    "rope_table",
-    "standard_operators",
-    "wavelet_table",
-]
+    "RelativeTable", "attention", "merge_attention", "relative_bias", "relative_table", "rope",
+    "rope_", "rope_qk", "rope_table", "standard_operators", "wavelet_table",
+]  # fmt: skip

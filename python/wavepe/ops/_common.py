@@ -20,17 +20,8 @@ from ..common.errors import out_of_memory
 from ._torch_private import holds, under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INTEGERS = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
-
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (*_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -169,11 +160,11 @@ def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> A
 
 
 def run_check(check_plain: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of a check of `wavepe.common.checks`, whose errors are RuntimeErrors."""
+    """Return the result of a function for NumPy; its errors become RuntimeErrors, as torch's."""
     try:
         return check_plain(*arguments)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"wavepe: {error}") from None
+    except (TypeError, ValueError, MemoryError) as error:
+        raise RuntimeError(f"wavepe: {error}") from error
 
 
 def recorded(*tensors: torch.Tensor | None) -> bool:

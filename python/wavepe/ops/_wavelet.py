@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -30,6 +29,7 @@ from ._common import (
     register_autograd,
     register_standard,
     report_out_of_memory,
+    run_check,
     wide,
 )
 from ._compiler import is_compiling, traced
@@ -192,9 +192,7 @@ def _sampled(
     _check_sampled(offsets, scale, shift, kind)
     if not scale.is_cpu and registered(kind) is None and has_float64(scale.device):
         return _gathered(offsets, scale, shift, kind, mirrored)
-    with _numpy_errors_as_torch():
-        table = sampled_table(kind, *_arrays(offsets, scale, shift, mirrored))
-    return _like(scale, table)
+    return _like(scale, run_check(sampled_table, kind, *_arrays(offsets, scale, shift, mirrored)))
 
 
 def _gathered(
@@ -237,10 +235,8 @@ def _sampled_backward(
     wavelet = registered(kind)
     if wavelet is None:
         check(False, f"kind {kind!r} must be a registered wavelet, but is none (any more)")
-    with _numpy_errors_as_torch():
-        (grad_p,) = _float64(grad)
-        arrays = _arrays(offsets, scale, shift, mirrored)
-        grad_scale, grad_shift = table_gradients(cast(Any, wavelet), grad_p, *arrays)
+    arrays = (*_float64(grad), *_arrays(offsets, scale, shift, mirrored))
+    grad_scale, grad_shift = run_check(table_gradients, cast(Any, wavelet), *arrays)
     return _like(scale, grad_scale), _like(shift, grad_shift)
 
 
@@ -249,8 +245,7 @@ _sampled_backward.register_fake(_fake_backward)
 
 def _check_sampled(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str) -> None:
     _check_arguments(offsets, scale, shift)
-    with _numpy_errors_as_torch():
-        check_kind("kind", kind)
+    run_check(check_kind, "kind", kind)
 
 
 def _arrays(
@@ -267,15 +262,6 @@ def _float64(*tensors: Tensor) -> list[np.ndarray]:
 
 def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
     return torch.from_numpy(array).to(tensor.device, tensor.dtype)
-
-
-@contextlib.contextmanager
-def _numpy_errors_as_torch() -> Iterator[None]:
-    """Raise errors of the NumPy functions as RuntimeError, as torch's operators do."""
-    try:
-        yield
-    except (TypeError, ValueError, MemoryError) as error:
-        raise RuntimeError(f"wavepe: wavelet_table: {error}") from error
 
 
 def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:

@@ -20,17 +20,6 @@ from .scores import Scores
 from .tokens import TokenIndices
 
 __all__ = [
-    "CacheState",
-    "FrequencySchedule",
-    "Learned",
-    "LearnedCache",
-    "LearnedTerms",
-    "Lengths",
-    "PositionEncoding",
-    "Requests",
-    "Rotated",
-    "Scores",
-    "Terms",
-    "TokenIndices",
-    "named_as_in",
-]
+    "CacheState", "FrequencySchedule", "Learned", "LearnedCache", "LearnedTerms", "Lengths",
+    "PositionEncoding", "Requests", "Rotated", "Scores", "Terms", "TokenIndices", "named_as_in",
+]  # fmt: skip

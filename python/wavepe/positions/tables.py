@@ -138,11 +138,7 @@ def encoding_named(name: str) -> Encoding:
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
 
 
-def _named_table(name: str, keys: int, columns: int, one_sided: bool) -> RelativeTable:
-    return constant_table(keys, encoding_named(name), columns, one_sided)
-
-
-set_table_source(_named_table)
+set_table_source(lambda name, keys, *size: constant_table(keys, encoding_named(name), *size))
 
 
 def graph_rows(name: str, term: str, causal: bool, keys: int, *size: Any) -> Tensor:
