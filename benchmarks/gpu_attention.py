@@ -21,6 +21,7 @@ import wavepe
 import wavepe.ops as ops
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from wavepe.positions.tables import table_on
 
 from .gpu_measure import ROUNDS, Place, extra_memory, time_calls
 
@@ -61,7 +62,7 @@ def problem(place: Place, d: int, length: int) -> Problem:
     q, k, v, grad = (
         torch.randn(shape, generator=generator, device=place.device, dtype=dtype) for _ in range(4)
     )
-    table = ops.relative_table(*wavepe.encoding("wavelet").table(length, d))
+    table = table_on(torch.device(place.device), length, wavepe.encoding("wavelet"), d, True)
     return Problem(q, k, v, grad, table)
 
 
@@ -89,8 +90,8 @@ def ways(place: Place, inputs: Problem) -> dict[str, Callable[[], Way]]:
 
 
 def _rows(inputs: Problem) -> Tensor:
-    """Return the rows of the table from delta = 0 on, in q's dtype."""
-    return inputs.table.tensors(inputs.q.dtype, inputs.q.device)[0]
+    """Return the rows of the table that the queries can reach, in q's dtype."""
+    return inputs.table.tensors(inputs.q.dtype, inputs.q.device)[0][: inputs.q.shape[2]]
 
 
 def _scaled(inputs: Problem) -> Tensor:

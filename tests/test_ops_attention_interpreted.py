@@ -40,6 +40,7 @@ from traffic import Traffic, tensors
 from wavepe.ops import _attention, _attention_gpu, relative_table
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
+from wavepe.positions import tables
 
 from benchmarks.interpreted import interpreted
 
@@ -175,6 +176,39 @@ def test_low_rank_zones_interpreted(kind, causal, offset, dtype, most, monkeypat
     assert_near(found, exact, 1.5 * 32 * 0.8e-7 if dtype == F32 else 2.0**-10)
 
 
+@pytest.mark.parametrize("dtype", soon([F32, torch.float16], F32))
+def test_a_table_of_a_short_sequence_has_zones_interpreted(dtype):
+    """On a GPU it has more rows: cut after 512 all 9 of its zones would have 64 products."""
+    rng, d = generator("short"), 32
+    encoding, device = wavepe.encoding("wavelet"), torch.device("cuda")
+    table = tables.table_on(device, 512, encoding, d, True)
+    arguments = draw(rng, Shape(1, 1, 1, 9, 512, d, d), {}, dtype)
+    p, first, zones = table.build_tensors(dtype, torch.device("cpu"), gpu=True)
+    call = Arguments(**arguments, p=p, first=first, zones=list(zones))
+    assert chunk.Zones.of(call).columns < 9 * 64 / 2
+    grads = incoming(rng, arguments)
+    exact = judge(arguments | {"p": torch.from_numpy(encoding.table(512, d)[0])}, *grads).values
+    found = run(interpreted, arguments | {"p": table}, *grads, wanted=("q", "k", "v"))
+    assert_near(found, exact, 32 * 0.8e-7 if dtype == F32 else 2.0**-10)
+
+
+def test_where_a_table_has_more_rows_on_a_gpu():
+    encoding, cuda = wavepe.encoding("wavelet"), torch.device("cuda")
+
+    def table(length, *size, **options):
+        if length > 512:
+            raise ValueError("too long")
+        return encoding.table(length, *size, **options)
+
+    def rows(keys, device=cuda, encoding=encoding):
+        return tables.table_on(device, keys, encoding, 8, True).rows
+
+    assert [rows(n) for n in (128, 129, 256, 1024, 1025)] == [128, 1024, 1024, 1024, 1893]
+    assert [rows(n, torch.device("cpu")) for n in (129, 256)] == [256, 256]
+    short = type("Short", (), {"table": staticmethod(table)})
+    assert rows(300, encoding=short()) == 512
+
+
 FLOAT16 = [("plain", Shape(1, 1, 1, 9, 20, 256, 256))]  # the largest head
 FLOAT16 += [
     (option, SHAPE._replace(m=20))
@@ -205,7 +239,7 @@ def test_chunks_of_heads_and_strides_change_nothing_interpreted(monkeypatch, bat
     arguments = draw(rng, Shape(batch, 2, 2, 5, 30, 8, 8), everything)
     grads = incoming(rng, arguments)
     whole = run(interpreted, arguments, *grads)
-    monkeypatch.setattr(chunk, "PRODUCTS_BYTES", 1)
+    monkeypatch.setattr(chunk, "chunk_bytes", lambda device: 1)
     turned = {
         name: x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.dim() > 1 else x
         for name, x in arguments.items()
@@ -323,13 +357,13 @@ def both_passes(run, arguments):
     return {str(i): x for i, x in enumerate((*forward, *grads)) if x is not None}
 
 
-@pytest.mark.parametrize("most", soon([1, chunk.PRODUCTS_BYTES], chunk.PRODUCTS_BYTES))
+@pytest.mark.parametrize("most", soon([1, chunk.LEAST_BYTES], chunk.LEAST_BYTES))
 @pytest.mark.parametrize(
     "option", soon([o for o in OPTIONS if o not in FAR], "bias", "table from -3")
 )
 def test_a_plan_repeats_a_call(option, most, planned, monkeypatch):
     """With other values in other tensors, and with no thought: `call` does not run again."""
-    monkeypatch.setattr(chunk, "PRODUCTS_BYTES", most)
+    monkeypatch.setattr(chunk, "chunk_bytes", lambda device: most)
     other = arguments_of(option, "other")
     want = both_passes(lambda role, arguments: getattr(call, role)(*arguments), other)
     both_passes(_attention_gpu.attend, arguments_of(option, "one"))

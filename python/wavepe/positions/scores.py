@@ -25,7 +25,7 @@ from .learned import LearnedTerms, Terms
 from .requests import Requests
 from .rotation import Rotated
 from .self_extend import SelfExtend
-from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of
+from .tables import capacity_range, constant_bias, graph_rows, name_of, table_on
 from .tokens import LAST_QUERIES, TokenIndices
 
 NOTHING = LearnedTerms()
@@ -384,7 +384,8 @@ class Scores:
             size = (self._head_dim, dtype, like.device)
             rows = graph_rows(table.name, "table", self._causal, keys, *size)
             return Table(rows, self._first(keys))
-        return Table(constant_table(keys, table.encoding, self._head_dim, self._causal))
+        size = (self._head_dim, self._causal)
+        return Table(table_on(like.device, keys, table.encoding, *size))
 
     def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
         size = (self.heads, wide(q), q.device)

@@ -6,6 +6,7 @@ absolute.py and in ops/_attention_in_graph.py), and one graph serves every lengt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,9 @@ from ..ops._torch_private import largest
 T = TypeVar("T")
 
 FIRST_CAPACITY = 128
+# On a GPU tables of more rows than FIRST_CAPACITY have at least so many. A table that is cut where
+# its rows are not small has no zones of low rank (ops/_attention_gpu/zones.py).
+GPU_CAPACITY = 1024
 # Rows of a constant in a program of standard operators, if nothing bounds the length.
 OPEN_LENGTH = 1 << 14
 # The advice where an encoding follows the length, and a program cannot.
@@ -100,6 +104,16 @@ def _built(build: Callable[..., T], arguments: tuple[Any, ...], definitions: int
 def constant_table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -> RelativeTable:
     """Return a table with a row for every distance among `keys` tokens."""
     return relative_table(*encoding.table(keys, head_dim, causal=causal))
+
+
+def table_on(
+    device: torch.device, keys: int, encoding: Encoding, head_dim: int, causal: bool
+) -> RelativeTable:
+    """Return the `constant_table` for calls on a device, with more rows where they save time."""
+    if device.type == "cuda" and FIRST_CAPACITY < keys < GPU_CAPACITY:
+        with contextlib.suppress(ValueError):  # an encoding may have fewer positions
+            return constant_table(GPU_CAPACITY, encoding, head_dim, causal)
+    return constant_table(keys, encoding, head_dim, causal)
 
 
 @cached_by_length

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._attention_checks import Arguments
 from . import decode, kernels, launches, products
-from .chunk import Chunk, chunks, rows_of
+from .chunk import Chunk, bias_tiles, chunks, rows_of
 from .tiles import ScoreTerms
 from .zones import BLOCK
 
@@ -48,7 +48,7 @@ def backward(
     # Sums over batches and heads are float32 until the end.
     dp = torch.zeros_like(call.p, dtype=torch.float32) if call.p is not None and p_grad else None
     dbias = torch.zeros_like(call.bias) if call.bias is not None and bias_grad else None
-    for chunk in chunks(call, gradients=True):
+    for chunk in chunks(call, gradients=True, bias_grad=dbias is not None):
         saved = (chunk.queries(x) for x in (grad_out, grad_lse, out, lse))
         gradients = _Gradients(chunk, *saved)
         gradients.grad_queries(chunk.queries(dq), chunk.queries(dq_rel))
@@ -127,7 +127,7 @@ class _Gradients:
         chunk, terms = self.chunk, self.chunk.terms
         if terms.bias is None or not chunk.m * chunk.n:
             return
-        diagonals = -(-chunk.m // BLOCK) + -(-chunk.n // BLOCK) - 1
+        diagonals = bias_tiles(chunk.m, chunk.n)
         pairs = chunk.batch * chunk.heads
         tiles = self.lse.new_empty((diagonals * pairs, BLOCK, BLOCK))
         chunk.over_tiles(

@@ -1,11 +1,12 @@
 """Fused attention on a GPU: the arguments of the kernels for a chunk, a part of a call's heads.
 
-The products of the queries with the table are computed chunk by chunk, so that they stay small and
-in the GPU's cache. Nothing here reads a value from the device.
+What a call holds beside its results is computed chunk by chunk, so that it is a small part of the
+GPU's memory. Nothing here reads a value from the device.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from . import kernels, launches, products
 from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms, odd
 from .zones import BLOCK, zone_range
 
-PRODUCTS_BYTES = 1 << 28  # the most for the products of a chunk, unless one head needs more
+LEAST_BYTES = 1 << 28  # of `chunk_bytes`
 
 
 def unit_stride(x: Any) -> Any:
@@ -92,16 +93,31 @@ def _deltas(first: int, count: int) -> tuple[int, int]:
 # ---- chunks of heads ----------------------------------------------------------------------------
 
 
-def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
+@functools.cache
+def chunk_bytes(device: torch.device) -> int:
+    """Return the most that a chunk holds beside its results, unless one key head needs more."""
+    if device.type != "cuda":
+        return LEAST_BYTES
+    return max(LEAST_BYTES, torch.cuda.get_device_properties(device).total_memory // 32)
+
+
+def bias_tiles(m: int, n: int) -> int:
+    """Return how many diagonals of blocks a head has; the bias gets a tile of each."""
+    return -(-m // BLOCK) + -(-n // BLOCK) - 1
+
+
+def chunks(call: Arguments, gradients: bool, bias_grad: bool = False) -> Iterator[Chunk]:
     """Return the chunks of a call: whole batches, or some key heads of one batch."""
     batch, heads, m, _ = call.q.shape
-    key_heads = call.k.shape[1]
+    key_heads, n = call.k.shape[1:3]
     if not batch * heads:
         return
     each = m * Zones.of(call).columns * call.q.itemsize * (2 if gradients else 1)
     if gradients and call.p is not None:
         each += call.p.shape[-2] * call.p.shape[-1] * 4  # the gradient of the table, for one head
-    most = PRODUCTS_BYTES // max(each * (heads // key_heads), 1)  # key heads
+    if bias_grad:
+        each += bias_tiles(m, n) * BLOCK * BLOCK * 4
+    most = chunk_bytes(call.q.device) // max(each * (heads // key_heads), 1)  # key heads
     batches, heads_at_once = max(most // key_heads, 1), max(min(most, key_heads), 1)
     for b in range(0, batch, batches):
         for h in range(0, key_heads, heads_at_once):

@@ -82,12 +82,12 @@ def _smooth_ends(
             return None
         _, vectors = np.linalg.eigh(gram[smooth].sum(0))
         basis = np.ascontiguousarray(vectors[:, : -rank - 1 : -1].T)
-        rough = [z for z in smooth if not _fits(tiles[z], basis, tolerance)]
-        if not rough:
+        # From the rough zones outwards: the next rough ones are mostly their neighbours.
+        sides = range(left)[::-1], range(zones - right, zones)
+        rough = [any(not _fits(tiles[z], basis, tolerance) for z in side) for side in sides]
+        if not any(rough):
             return left, zones - left - right, basis
-        # The next rough zones are the neighbours of the present ones.
-        left -= any(z < left for z in rough)
-        right -= any(z >= zones - right for z in rough)
+        left, right = left - rough[0], right - rough[1]
     return None
 
 
