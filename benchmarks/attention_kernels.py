@@ -86,7 +86,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
         if kernel.__name__ not in properties:
             kernel.device_caches.clear()  # its key does not name the architecture
             compiled = kernel.warmup(*arguments, grid=grid, **how)
-            properties[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
+            properties[kernel.__name__] = properties(compiled) | {"rows": how.get("ROWS")}
 
     driver.set_active(_Driver(case.arch))
     kept = launches.launch, launches.capability, launches.multiprocessors
@@ -123,20 +123,9 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
         call.backward(out, lse, out, lse, *arguments, *wanted)
 
 
-def _properties(compiled: Any) -> dict:
-    """Read a kernel's properties from its machine code, by cuobjdump, which Triton brings."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-    def said(option: str, path: str) -> str:
-        done = subprocess.run([tool, option, path], capture_output=True, text=True, check=True)
-        return done.stdout
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(compiled.asm["cubin"])
-        usage, code = said("-res-usage", str(path)), said("-sass", str(path))
+def properties(compiled: Any) -> dict:
+    """Read a kernel's properties from its machine code."""
+    usage = _dumped("-res-usage", compiled)
     used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if used is None:
         raise RuntimeError(f"cuobjdump said something else:\n{usage}")
@@ -145,8 +134,25 @@ def _properties(compiled: Any) -> dict:
         "spilled": int(used[2]),
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
-        "tensor_core": len(TENSOR_CORE.findall(code)),
+        "tensor_core": len(TENSOR_CORE.findall(sass(compiled))),
     }
+
+
+def sass(compiled: Any) -> str:
+    """Return a kernel's machine code as text."""
+    return _dumped("-sass", compiled)
+
+
+def _dumped(option: str, compiled: Any) -> str:
+    """Return what cuobjdump, which Triton brings, says of a kernel."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(compiled.asm["cubin"])
+        words = [tool, option, str(path)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def measure_all() -> dict:

@@ -96,7 +96,7 @@ SIZES["learned table, lengths"] = SIZES["wavelet, lengths"]
 SIZES["offsets"] = [Size(m=50, n=201)]
 SIZES["decode"] = [Size(1, 8, 2, 1, 300), Size(3, 8, 2, 1, 1000, 128), Size(2, 8, 1, 5, 129)]
 SIZES |= {f"{name}, decode": SIZES["decode"] for name in ("learned table", "key_mask", "softcap")}
-# Tasks for a GPU only, except "bits" and "compile".
+# Tasks for a GPU only, except "bits", "compile" and "large".
 ALONE = ("bits", "graph", "compile", "stream", "reduce-overhead", "first call in a graph", "large")
 NAMES = (*dict.fromkeys((*CASES, *SIZES)), *ALONE)
 
@@ -214,8 +214,9 @@ def _alone_dtype(place: Place) -> torch.dtype:
 def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Tensor]]:
     """Return a function that calls attention with a learned table, then with wavelets."""
     dtype = _alone_dtype(place)
-    tensors, grads = draw("learned table", TOY if place.emulated else Size(n=500, m=500))
-    attention, table = place.attention(), wavelets(TOY if place.emulated else Size(n=500))
+    size = TOY._replace(m=5, n=5) if place.emulated else Size(n=500, m=500)
+    tensors, grads = draw("learned table", size)
+    attention, table = place.attention(), wavelets(size)
 
     def function(q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Any:
         first = attention(q, k, v, p=p)
@@ -315,15 +316,16 @@ def _first_in_a_graph(place: Place) -> Iterator[Triple]:
 
 def _large(place: Place) -> Iterator[Triple]:
     """Compare the last head of more than 2^31 elements with a call of this head alone."""
-    heads, length, d = 64, 270_000, 128
-    draw = functools.partial(torch.randn, device=place.device, dtype=torch.bfloat16)
+    heads, length, d = (2, 17, 16) if place.emulated else (64, 270_000, 128)
+    attention, dtype = place.attention(), _alone_dtype(place)
+    draw = functools.partial(torch.randn, device=place.device, dtype=dtype)
     q, grad = draw(1, heads, length, d), draw(1, heads, length, d)
     k, v = draw(1, 1, length, d), draw(1, 1, length, d)
-    table = ops.relative_table(*wavepe.encoding("wavelet").table(1024, d))
+    table = ops.relative_table(*wavepe.encoding("wavelet").table(min(length, 1024), d))
 
     def of(q: Tensor, grad: Tensor) -> dict[str, Tensor]:
         leaf = q.detach().requires_grad_()
-        out = ops.attention(leaf, k, v, p=table, window=512)
+        out = attention(leaf, k, v, p=table, window=512)
         return {"out": out.detach(), "q": torch.autograd.grad(out, leaf, grad)[0]}
 
     last = {name: x[:, -1:].clone() for name, x in of(q, grad).items()}

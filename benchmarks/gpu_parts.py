@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -260,20 +260,44 @@ def tiles(place: Place, d: int, length: int) -> Iterator[Line]:
         for option in options[:1] if place.emulated else options:
             name = f"{role} {' '.join(map(str, option))}"
             way = functools.partial(attention, scale=next_scale(d))
-            forward, both = gpu_attention._calls(way, inputs)
-            call = forward if role == "forward" else both
-            try:
-                with tile(role, *((16, *option[1:]) if place.emulated else option)):
-                    results = (*forward(), *both())
-                    seconds = kernel_seconds(call, place, 3)
-            except Exception as error:  # such as too much shared memory
-                yield Line(f"{name}: {gpu_attention.brief(error)[:50]}", None, "us")
-                continue
-            pairs = zip(results, want, strict=True)
-            off = max(((x.float() - y).norm() / y.norm()).item() for x, y in pairs)
-            wrong = "" if off < 0.01 else f", WRONG by {off:.1g}"
-            of_role = [s for kernel, s in seconds.items() if kernel.startswith(names[role])]
-            yield Line(f"{name}{wrong}", 1e6 * max(of_role or seconds.values()), "us")
+            calls = gpu_attention._calls(way, inputs)
+            call = calls[role != "forward"]
+            with tile(role, *((16, *option[1:]) if place.emulated else option)):
+                line = _tried(name, names[role], call, calls, want, place)
+            yield line
+
+
+def _tried(
+    name: str, kernel: str, call: Any, calls: Sequence[Any], want: list[Tensor], place: Place
+) -> Line:
+    """Return the time of a kernel in a call, unless the results of `calls` are not those wanted."""
+    try:
+        found = [x for each in calls for x in each()]
+        seconds = kernel_seconds(call, place, 3)
+    except Exception as error:  # such as too much shared memory
+        return Line(f"{name}: {gpu_attention.brief(error)[:50]}", None, "us")
+    pairs = zip(found, want, strict=True)
+    off = max((((x.float() - y).norm() / y.norm()).item() for x, y in pairs), default=0.0)
+    wrong = "" if off < 0.01 else f", WRONG by {off:.1g}"
+    of_kernel = [s for each, s in seconds.items() if each.startswith(kernel)]
+    return Line(f"{name}{wrong}", 1e6 * max(of_kernel or seconds.values()), "us")
+
+
+def variants(place: Place, d: int, length: int) -> Iterator[Line]:
+    """Yield the times of the forward by descriptors of tensors, beside the shipped kernel."""
+    from . import gpu_forward_tma as tma
+
+    inputs, attention = gpu_attention.problem(place, d, length)[:3], place.attention()
+    chosen = [tma.Variant(16, 16, 4, 2, each) for each in (False, True)]
+    for causal in (True, False):
+        kind = "causal" if causal else "not causal"
+        shipped = functools.partial(attention, *inputs, causal=causal, return_lse=True)
+        with torch.no_grad():
+            want = [x.float() for x in shipped()]
+            yield _tried(f"{kind}, shipped", "attention_forward", shipped, [], [], place)
+        for variant in chosen if place.emulated else tma.VARIANTS:
+            call = functools.partial(tma.forward, *inputs, variant, causal)
+            yield _tried(f"{kind}, {variant}", "forward_tma", call, [call], want, place)
 
 
 # ---- decoding ------------------------------------------------------------------------------------

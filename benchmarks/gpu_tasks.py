@@ -103,7 +103,7 @@ def _figures(place: Any, name: str, seconds: float) -> Row:
         from . import gpu_parts
 
         return {"environment": environment(place), **_lines(name, gpu_parts.probe(place))}
-    if kind in ("host", "kernels", "tiles", "decode", "tables", "exits"):
+    if kind in ("host", "kernels", "tiles", "variants", "decode", "tables", "exits"):
         from . import gpu_parts
 
         return _lines(name, getattr(gpu_parts, kind)(place, *numbers))

@@ -73,11 +73,12 @@ WINDOWS: dict[str, tuple[Phase, ...]] = {
     "why": (
         PROBE,
         Phase(28, ("host",), ("host",), interpreted=False),
-        Phase(40, _KERNELS, ("kernels 16 20",)),
-        Phase(80, _TILES, ("tiles 16 20",)),
-        Phase(35, _DECODE, ("decode 20 1",)),
+        Phase(40, _KERNELS, ("kernels 16 5",)),
+        Phase(70, _TILES, ("tiles 16 5",)),
+        Phase(20, ("variants 128 8192", "variants 64 8192"), ("variants 16 20",)),
+        Phase(32, _DECODE, ("decode 20 1",)),
         Phase(20, ("rope", "tables"), ("rope", "tables")),
-        Phase(30, ("exits",), ("exits",)),
+        Phase(25, ("exits",), ("exits",)),
         Phase(60, ("sanitizer racecheck", "sanitizer memcheck"), ("sanitizer racecheck",)),
     ),
     "figures": (
@@ -89,7 +90,7 @@ WINDOWS: dict[str, tuple[Phase, ...]] = {
             apart=True,
         ),
         Phase(15, ("check large",), ("check large",)),
-        Phase(160, TIMES, ("times 16 20",)),
+        Phase(160, TIMES, ("times 16 5",)),
         Phase(40, ("training 128", "training 64"), ("training 16",)),
         Phase(40, ("rope", "compare"), ("rope", "compare")),
     ),
@@ -111,6 +112,9 @@ PREDICTED = {
     "kernels 128 8192: wavelet, attention_forward, us": 385,
     "kernels 128 8192: wavelet, all kernels, us": 1600,
     "kernels 128 2048: wavelet, all kernels, us": 600,
+    "variants 128 8192: causal, shipped, us": 340,
+    "variants 128 8192: causal, 128 x 128, 8 warps, 2 stages, us": 310,
+    "variants 128 8192: causal, 128 x 64, 4 warps, 3 stages, specialised, us": 300,
     "decode 8192 1: wavelet, kernels, us": 15,
     "decode 8192 1: wavelet, eager, us": 45,
     "decode 8192 1: SDPA, kernels, us": 16,
@@ -230,6 +234,8 @@ def prepare(cache: Path) -> int:
                     print(f"head size {d}, {role} {option}", flush=True)
                     with contextlib.suppress(Exception), gpu_parts.tile(role, *option):
                         step(gpu_parts.next_scale(d))
+            for line in gpu_parts.variants(place, d, 2048):
+                print(f"head size {d}, {line.name}", flush=True)
     for line in gpu_parts.cache():
         print(text_of(line._asdict()))
     return 0
