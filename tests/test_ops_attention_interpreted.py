@@ -42,6 +42,7 @@ from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
 from wavepe.positions import tables
 
+from benchmarks import gpu_forward_tma
 from benchmarks.interpreted import interpreted
 
 # Each call takes the interpreter a second, so most options are left to the long tail.
@@ -207,6 +208,22 @@ def test_where_a_table_has_more_rows_on_a_gpu():
     assert [rows(n, torch.device("cpu")) for n in (129, 256)] == [256, 256]
     short = type("Short", (), {"table": staticmethod(table)})
     assert rows(300, encoding=short()) == 512
+
+
+@pytest.mark.parametrize("specialized", [False, True])
+@pytest.mark.parametrize(("m", "n", "causal"), [(33, 50, True), (16, 32, True), (5, 37, False)])
+def test_the_forward_by_descriptors_interpreted(m, n, causal, specialized):
+    """The variant that `benchmarks.gpu_window` measures; other tiles than those of a GPU."""
+
+    def attention(q, k, v, *, causal, return_lse):
+        return gpu_forward_tma.forward(q, k, v, variant, causal)
+
+    variant = gpu_forward_tma.Variant(16, 16, 4, 2, specialized)
+    rng, shape = generator("descriptors"), Shape(1, 2, 1, m, n, 16, 16)
+    check(attention, rng, shape, {"causal": causal}, backward=False)
+    q = torch.empty(1, 1, n + 1, 16)
+    with pytest.raises(ValueError, match=r"needs 1 <= m <= n, .* got q \(1, 1, \d+, 16\)"):
+        gpu_forward_tma.forward(q, q[:, :, :n], q[:, :, :n], variant)
 
 
 FLOAT16 = [("plain", Shape(1, 1, 1, 9, 20, 256, 256))]  # the largest head
