@@ -22,9 +22,9 @@ from cases import compiled_once, generator, recording_backend
 from op_cases import PROGRAMS, of_values, program_of
 from torch.autograd import forward_ad
 from wavepe.ops._attention_checks import Arguments
+from wavepe.ops._attention_in_graph import attention_of_encoding
 from wavepe.ops._common import has_autocast
 from wavepe.positions import tables
-from wavepe.ops._attention_in_graph import attention_of_encoding
 
 func = torch.func
 # torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries

@@ -4,7 +4,6 @@ with a mask, or composed; that PyTorch's attention with a mask is right; what it
 What the kernels compute is in test_ops_attention_interpreted.py.
 """
 
-import functools
 import importlib
 import json
 import sys
@@ -205,32 +204,22 @@ def test_launches_copy_nothing_and_read_nothing(monkeypatch, option):
         assert grad is None or grad.shape == like.shape, name
 
 
-@pytest.mark.parametrize(
-    ("gigabytes", "forward", "table", "bias"), [(4, 64, 64, 64), (139, 2, 4, 4)]
-)
-def test_chunks_fill_a_part_of_the_memory(gigabytes, forward, table, bias, monkeypatch):
+@pytest.mark.parametrize(("gigabytes", "counts"), [(4, [64, 64, 64]), (139, [2, 4, 4])])
+def test_chunks_fill_a_part_of_the_memory(gigabytes, counts, monkeypatch):
     """A learned table of 8192 rows, and a bias of 131072 tokens, whose tiles would take 17 GB."""
     needs("triton")
     from wavepe.ops._attention_gpu import chunk
 
     memory = SimpleNamespace(total_memory=gigabytes << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    monkeypatch.setattr(chunk, "Chunk", lambda call, batches, heads: (batches, heads))
     monkeypatch.setattr(chunk, "chunk_bytes", chunk.chunk_bytes.__wrapped__)
-    assert chunk.chunk_bytes(torch.device("cpu")) == 1 << 28
-
-    draw = functools.partial(torch.empty, device="cuda", dtype=torch.bfloat16)
-
-    def count(batch, heads, key_heads, length, gradients=True, **options):
-        q, k = (draw(batch, each, length, 128) for each in (heads, key_heads))
-        call = Arguments(q, k, k, **options)
-        return len(list(chunk.chunks(call, gradients, "bias" in options)))
-
+    monkeypatch.setattr(chunk, "Chunk", lambda *parts: parts)
+    shapes = (1, 64, 8192, 128), (8192, 128), (8, 32, 131072, 128), (8, 8, 131072, 128)
     with FakeTensorMode():
-        p = draw(8192, 128)
-        assert count(1, 64, 64, 8192, False, p=p) == forward
-        assert count(1, 64, 64, 8192, p=p) == table
-        assert count(8, 32, 8, 131072, bias=p) == bias
+        x, p, q, k = (torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
+        table, bias = Arguments(x, x, x, p), Arguments(q, k, k, bias=p)
+        calls = (table, False), (table, True), (bias, True, True)
+        assert [len(list(chunk.chunks(*each))) for each in calls] == counts
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

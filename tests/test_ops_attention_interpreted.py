@@ -42,9 +42,10 @@ from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
 from wavepe.positions import tables
 
-from benchmarks import gpu_forward_tma
+from benchmarks.gpu_forward_tma import Variant, forward
 from benchmarks.interpreted import interpreted
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 # Each call takes the interpreter a second, so most options are left to the long tail.
 # Beyond 2^29 rows the kernels say that they cannot.
 FAR = [option for option in OPTIONS if "offset" in option and "far" in option]
@@ -157,73 +158,50 @@ ZONES = [
     ("ricker", True, 840, torch.float16, 0),
     ("ricker", True, 840, torch.float16, 16),
     ("ricker", False, 300, F32, 16),
+    ("ricker", True, 503, F32, 0),  # 512 tokens, of which a GPU's table has more rows
 ]
 
 
-@pytest.mark.parametrize(("kind", "causal", "offset", "dtype", "most"), soon(ZONES))
+@pytest.mark.parametrize(("kind", "causal", "offset", "dtype", "most"), soon(ZONES, ZONES[-1]))
 def test_low_rank_zones_interpreted(kind, causal, offset, dtype, most, monkeypatch):
     """A relative_table against its own rows: plain tiles, low-rank ones and near ones. Of every
     row 1e-7 is neglected, and a score here is 1.5 times a sum of 32 products with about 0.8."""
     monkeypatch.setattr(decode, "MOST", most)
     rng, d = generator("zones", kind), 32
-    p, first, _ = wavepe.encoding("wavelet", kind=kind).table(700, d, causal=causal)
-    m, n = (70 if offset == 37 else 9), 900
+    encoding = wavepe.encoding("wavelet", kind=kind)
+    m, n = (70 if offset == 37 else 9), (512 if offset == 503 else 900)
+    p, first, _ = encoding.table(min(n, 700), d, causal=causal)
+    table = relative_table(p, first) if n > 700 else tables.table_on(GPU, n, encoding, d, causal)
     q, k, v = (tensor(rng.normal(size=(1, 1, x, d)), dtype) for x in (m, n, n))
     arguments = {"q": q, "k": k, "v": v, "causal": causal, "scale": 1.5, "offset": offset}
     grads = incoming(rng, arguments)
     exact = judge({**arguments, "p": torch.from_numpy(p), "first": first}, *grads).values
-    given = arguments | {"p": relative_table(p, first)}
-    found = run(interpreted, given, *grads, wanted=("q", "k", "v"))
+    found = run(interpreted, arguments | {"p": table}, *grads, wanted=("q", "k", "v"))
     assert_near(found, exact, 1.5 * 32 * 0.8e-7 if dtype == F32 else 2.0**-10)
 
 
-@pytest.mark.parametrize("dtype", soon([F32, torch.float16], F32))
-def test_a_table_of_a_short_sequence_has_zones_interpreted(dtype):
-    """On a GPU it has more rows: cut after 512 all 9 of its zones would have 64 products."""
-    rng, d = generator("short"), 32
-    encoding, device = wavepe.encoding("wavelet"), torch.device("cuda")
-    table = tables.table_on(device, 512, encoding, d, True)
-    arguments = draw(rng, Shape(1, 1, 1, 9, 512, d, d), {}, dtype)
-    p, first, zones = table.build_tensors(dtype, torch.device("cpu"), gpu=True)
-    call = Arguments(**arguments, p=p, first=first, zones=list(zones))
-    assert chunk.Zones.of(call).columns < 9 * 64 / 2
-    grads = incoming(rng, arguments)
-    exact = judge(arguments | {"p": torch.from_numpy(encoding.table(512, d)[0])}, *grads).values
-    found = run(interpreted, arguments | {"p": table}, *grads, wanted=("q", "k", "v"))
-    assert_near(found, exact, 32 * 0.8e-7 if dtype == F32 else 2.0**-10)
+def test_where_a_table_has_more_rows_on_a_gpu(monkeypatch):
+    def rows(keys, device=GPU):
+        return tables.table_on(device, keys, wavepe.encoding("wavelet"), 32, True)
 
-
-def test_where_a_table_has_more_rows_on_a_gpu():
-    encoding, cuda = wavepe.encoding("wavelet"), torch.device("cuda")
-
-    def table(length, *size, **options):
-        if length > 512:
-            raise ValueError("too long")
-        return encoding.table(length, *size, **options)
-
-    def rows(keys, device=cuda, encoding=encoding):
-        return tables.table_on(device, keys, encoding, 8, True).rows
-
-    assert [rows(n) for n in (128, 129, 256, 1024, 1025)] == [128, 1024, 1024, 1024, 1893]
-    assert [rows(n, torch.device("cpu")) for n in (129, 256)] == [256, 256]
-    short = type("Short", (), {"table": staticmethod(table)})
-    assert rows(300, encoding=short()) == 512
+    assert rows(512).build_tensors(F32, CPU, gpu=True)[2]  # zones; 512 rows would have none
+    monkeypatch.setattr(tables, "constant_table", lambda keys, *rest: keys)
+    assert [rows(n) for n in (128, 129, 1023, 1024, 1025)] == [128, 1024, 1024, 1024, 1025]
+    assert rows(129, CPU) == 129
+    few = range(600)  # positions of an encoding; `index` raises ValueError
+    monkeypatch.setattr(tables, "constant_table", lambda keys, *rest: few.index(keys))
+    assert rows(512) == 512
 
 
 @pytest.mark.parametrize("specialized", [False, True])
 @pytest.mark.parametrize(("m", "n", "causal"), [(33, 50, True), (16, 32, True), (5, 37, False)])
 def test_the_forward_by_descriptors_interpreted(m, n, causal, specialized):
-    """The variant that `benchmarks.gpu_window` measures; other tiles than those of a GPU."""
-
-    def attention(q, k, v, *, causal, return_lse):
-        return gpu_forward_tma.forward(q, k, v, variant, causal)
-
-    variant = gpu_forward_tma.Variant(16, 16, 4, 2, specialized)
-    rng, shape = generator("descriptors"), Shape(1, 2, 1, m, n, 16, 16)
-    check(attention, rng, shape, {"causal": causal}, backward=False)
-    q = torch.empty(1, 1, n + 1, 16)
+    variant = Variant(16, 16, 4, 2, specialized)
+    attention = lambda q, k, v, **_: forward(q, k, v, variant, causal)  # noqa: E731
+    shape, q = Shape(1, 2, 1, m, n, 16, 16), torch.empty(1, 1, n + 1, 16)
+    check(attention, generator("tma"), shape, {"causal": causal}, backward=False)
     with pytest.raises(ValueError, match=r"needs 1 <= m <= n, .* got q \(1, 1, \d+, 16\)"):
-        gpu_forward_tma.forward(q, q[:, :, :n], q[:, :, :n], variant)
+        attention(q, q[:, :, :n], q[:, :, :n])
 
 
 FLOAT16 = [("plain", Shape(1, 1, 1, 9, 20, 256, 256))]  # the largest head
