@@ -166,8 +166,9 @@ def test_integers(dtype):
     check(arguments, arguments | numbers, in_pages | numbers | table)
     none = {n: arguments[n][:, :, :0] for n in "qkv"}
     for count in (1, 2**40 if dtype in (torch.int64, torch.int32) else 5):  # others are copied
-        empty = dict.fromkeys(numbers, torch.zeros(1, dtype=dtype).expand(count))
-        assert attention(**none, **empty).shape == (1, 4, 0, 17)
+        empty = none | dict.fromkeys(numbers, torch.zeros(1, dtype=dtype).expand(count))
+        for args in (empty, empty | {"q": none["q"].clone().requires_grad_()}):
+            assert attention(**args).shape == (1, 4, 0, 17)
 
 
 # ---- other ways ----------------------------------------------------------------------------------
@@ -193,6 +194,14 @@ def test_gradients_are_those_of_each_request():
         torch.testing.assert_close(grads, tuple(x.grad for x in leaves.values()))
     with pytest.raises(RuntimeError, match="attention_ragged has no gradient"):
         torch.compile(attention, backend="aot_eager")(**arguments)
+
+
+def test_gradients_need_the_values_of_cu_seqlens():
+    args = ROW | {"q": ROW["q"].clone().requires_grad_()}
+    with pytest.raises(RuntimeError, match="needs the values of cu_seqlens"):
+        attention(**{name: x.to("meta") for name, x in args.items()})
+    with pytest.raises(RuntimeError, match="needs the values of cu_seqlens"):
+        torch.vmap(lambda x: attention(**(ROW | {"cu_seqlens_q": x})))(T([[0, 1, 3], [0, 2, 3]]))
 
 
 @pytest.mark.parametrize("pages", [False, True])
@@ -255,7 +264,7 @@ SHAPES = [
     (r"\(blocks, Hk, page, d\)", PAGES, {"v": ones(2, 2, 6)}),
     ("must be .*multiple|heads", PAGES, {"q": ones(1, 3, 3, 8)}),
     ("in one row: q must be .*2, 4", ROW, {n: ROW[n].expand(2, -1, -1, -1) for n in "qkv"}),
-    ("leave out offset", ROW, {"offset": 3}),
+    ("leave out offset", ROW, {"offset": 2}),
     ("leave out .*key_mask", ROW, {"key_mask": ones(1, 5).bool()}),
     ("leave out .* mask and", ROW, {"mask": ones(1, 1, 3, 5).bool()}),
     ("leave out .*dropout_p", PAGES, {"dropout_p": 0.5}),
@@ -272,5 +281,15 @@ def test_refused(words, args, changed, way):
         if words in [x[0] for x in VALUES] or "meta" in words:
             return  # these tensors have no values
         args = {n: x.to("meta") if torch.is_tensor(x) else x for n, x in args.items()}
-    with pytest.raises(RuntimeError, match=words):
+    default = torch.device("meta" if way == "gradients" else "cpu")  # it changes nothing
+    with default, pytest.raises(RuntimeError, match=words):
         attention(**args)
+
+
+def test_memory_of_all_requests():
+    """Each needs 2^48 bytes at least, and of 2^16 requests the sum is 2^64."""
+    starts, row = torch.arange(2**16 + 1), ones(2**19)
+    args = {"q": row.expand(1, 4, 17 << 16, -1), "k": row.expand(1, 4, 2**25, -1)}
+    args |= {"v": args["k"][..., :1], "block_table": T([[0]]).expand(2**16, 1)}
+    with pytest.raises(RuntimeError, match="out of memory: attention needs"):
+        attention(**args, cu_seqlens_q=17 * starts, cu_seqlens_k=starts << 25)

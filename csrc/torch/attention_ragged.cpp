@@ -203,7 +203,9 @@ void Ragged::decode(const Request &r, int64_t kv, int64_t part, char *sums,
 
 void Ragged::run() {
     int64_t bytes = 0, decoding = 0, scratch_bytes = 0;
-    const auto add = [&](int64_t more) { bytes += wpe_round_up(std::min(more, ADDRESS_SPACE)); };
+    const auto add = [&](int64_t more) {  // the sum of many requests does not overflow, either
+        bytes += (int64_t)wpe_round_up(std::min(more, ADDRESS_SPACE - bytes));
+    };
     for (Request &r : requests) {
         const wpe_attention a = r.head(0);
         const Source source{&r};

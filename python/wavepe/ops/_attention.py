@@ -222,7 +222,7 @@ def attention(
         p, first, zones = ready or p.tensors(q.dtype, q.device)
     if offset is not None and not isinstance(offset, Tensor):
         usual = not compiling and type(offset) is int and q.dim() == k.dim() == 4
-        if usual and offset == k.shape[2] - q.shape[2]:
+        if usual and cu_seqlens_q is None and offset == k.shape[2] - q.shape[2]:
             offset = None  # a tensor of it would take four microseconds
         else:
             offset = integer("offset", offset)

@@ -47,14 +47,22 @@ def _one_by_one(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the results of `attend` for each request, one behind the other."""
     _fake(*requests, *call)
-    queries, keys = (x.cpu() for x in requests[:2])
-    pages = None if requests[2] is None else requests[2].cpu()
-    empty = (torch.empty((x.shape[0], 0, *x.shape[2:]), dtype=x.dtype) for x in call[:3])
+    try:
+        queries, keys = (x.cpu() for x in requests[:2])
+        pages = None if requests[2] is None else requests[2].cpu()
+        _ = queries[:1].tolist(), keys[:1].tolist()
+    except RuntimeError as error:
+        text = "a call with gradients or under torch.func needs the values of cu_seqlens and "
+        text += "block_table: they may not be meta or fake tensors, and vmap may not split them"
+        raise RuntimeError(f"wavepe: {text}") from error
+    shapes = ((x.shape[0], 0, *x.shape[2:]) for x in call[:3])
+    empty = (torch.empty(shape, dtype=call.q.dtype, device="cpu") for shape in shapes)
     _RAGGED(queries, keys, pages, *empty)  # without heads it only checks the values of `requests`
     options = {name: getattr(call, name) for name in _OPTIONS} | {"p": table}
     if isinstance(table, RelativeTable):
         options |= {"first": 0, "beyond": "zero"}
-    starts = [x.tolist() * (1 + (len(x) == 1)) for x in (queries, keys)]  # [0]: an empty one
+    # Without queries one empty request is enough.
+    starts = [x.tolist() if call.q.shape[2] else [0, 0] for x in (queries, keys)]
     results = []
     for r in range(len(starts[0]) - 1):
         of_q, of_k = (slice(*x[r : r + 2]) for x in starts)
