@@ -17,7 +17,6 @@ from hf_model import patched_tiny, tiny
 from serving_cases import (
     FOLLOW_LENGTH,
     RECOMMENDED,
-    SETTINGS,
     SETTINGS_OF_SERVER,
     Server,
     alone,
@@ -127,21 +126,20 @@ def test_a_request_that_outgrows_the_cache_fails_alone(family):
     assert [output.generated_tokens for output in outputs] == wanted
 
 
+def test_requests_without_a_limit_end_where_the_cache_is_full():
+    """One of these begins again after the other. Keys of the last token are not stored."""
+    model, rows = patched_tiny("alibi"), prompts((40, 5))
+    wanted = [alone(model, [row], 65 - len(row))[0] for row in rows]
+    assert batched(model, rows, None, num_blocks=8, cpu_offload_space=0.0) == wanted
+
+
 def test_requests_without_a_limit_have_the_length_of_their_prompt():
     model, row = patched_tiny(FOLLOW_LENGTH[0]), prompts((40,))[0]
     wavepe.hf.fix_length(model, 40)
     ids = torch.tensor([row])
-    wanted = model.generate(ids, max_new_tokens=6, do_sample=False)[0, 40:].tolist()
+    wanted = model.generate(ids, max_new_tokens=25, do_sample=False)[0, 40:].tolist()
     wavepe.hf.fix_length(model, None)
-    greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=wanted[5])
-    manager = model.init_continuous_batching(
-        greedy, transformers.ContinuousBatchingConfig(**SETTINGS)
-    )
-    manager.start()
-    manager.add_request(row, max_new_tokens=None)
-    tokens = manager.get_result(timeout=60).generated_tokens
-    manager.stop()
-    assert tokens == wanted[: wanted.index(wanted[5]) + 1]
+    assert batched(model, [row], None, num_blocks=8) == [wanted]
 
 
 def test_other_threads_do_not_see_the_requests(monkeypatch):

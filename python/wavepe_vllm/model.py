@@ -8,6 +8,7 @@ attends with the encoding of the layer. vLLM calls it as one operator, also in a
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from wavepe.hf.layers import LayerEncodings
 from wavepe.hf.learned import MODULE_NAME
 from wavepe.hf.rope_config import Slot
 from wavepe.hf.rotary import RopeRotation
+from wavepe.ops._attention_ragged import keys_of_request
 from wavepe.positions import CacheState, Learned, PositionEncoding, Requests, named_as_in
 from wavepe.positions.absolute import AbsoluteVectors
 
@@ -133,10 +135,10 @@ class Batch:
         slots = metadata.slot_mapping
         self.slots = (slots // page, slice(None), slots % page)
         self.longest = metadata.max_seq_len
-        self.lengths, self.table = metadata.seq_lens, metadata.block_table_tensor
+        self.table = metadata.block_table_tensor
         self.begins = {
             "cu_seqlens_q": metadata.query_start_loc,
-            "cu_seqlens_k": pad(self.lengths.cumsum(0), (1, 0)),
+            "cu_seqlens_k": pad(metadata.seq_lens.cumsum(0), (1, 0)),
         }
 
     @functools.cached_property
@@ -151,11 +153,9 @@ class Batch:
 
     def row(self, pages: Tensor) -> Tensor:
         """Return the entries of all requests, (1, Hk, tokens, 2 d), of pages."""
-        rows = []
-        for numbers, length in zip(self.table, self.lengths.tolist(), strict=True):
-            entries = pages[numbers[: -(-length // pages.shape[2])]]
-            rows.append(entries.transpose(0, 1).flatten(1, 2)[:, :length])
-        return torch.cat(rows, 1)[None]
+        slices = pairwise(self.begins["cu_seqlens_k"].tolist())
+        rows = [keys_of_request(pages, self.table, r, slice(*x)) for r, x in enumerate(slices)]
+        return torch.cat(rows, 2)
 
 
 class Builder(AttentionMetadataBuilder):

@@ -66,7 +66,7 @@ def _one_by_one(
     results = []
     for r in range(len(starts[0]) - 1):
         of_q, of_k = (slice(*x[r : r + 2]) for x in starts)
-        k, v = (_gathered(x, pages, r, of_k) for x in (call.k, call.v))
+        k, v = (keys_of_request(x, pages, r, of_k) for x in (call.k, call.v))
         q_rel = None if call.q_rel is None else call.q_rel[:, :, of_q]
         results.append(attend(call.q[:, :, of_q], k, v, q_rel=q_rel, **options))
     if isinstance(results[0], Tensor):
@@ -75,8 +75,8 @@ def _one_by_one(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _gathered(x: Tensor, block_table: Any, r: int, of_k: slice) -> Tensor:
-    """Return the keys of request r, (1, Hk, n, d)."""
+def keys_of_request(x: Tensor, block_table: Any, r: int, of_k: slice) -> Tensor:
+    """Return the keys of request r, (1, Hk, n, d), from a row or from pages."""
     if block_table is None:
         return x[:, :, of_k]
     n, page = of_k.stop - of_k.start, max(x.shape[2], 1)

@@ -118,16 +118,13 @@ def _create(create: Any, manager: Any) -> Any:
 
 
 def _limit(processor: Any) -> None:
-    """Let a request fail that could outgrow the whole cache.
-
-    It would end the manager, and all other requests with it.
-    """
+    """Keep requests from outgrowing the whole cache, which would end the manager and all others."""
     from transformers.generation.continuous_batching import model_runner, requests  # not in 5.0
 
-    empty = requests.RequestState("", [])
-    if processor.cache.can_store_request_tokens(empty, 1 << 40, dry_run=True):
+    cache = processor.cache
+    if cache.can_store_request_tokens(requests.RequestState("", []), 1 << 40, dry_run=True):
         return  # windows in all layers
-    most = model_runner.infer_max_single_request_tokens(processor.cache)
+    most = model_runner.infer_max_single_request_tokens(cache)
     add = processor.scheduler.add_waiting_request
 
     def add_if_it_fits(state: Any) -> None:
@@ -137,6 +134,8 @@ def _limit(processor: Any) -> None:
                 f"do not fit the cache, which holds {most}: ask for fewer tokens, or give the "
                 "cache more blocks (num_blocks)"
             )
+        if state.max_new_tokens is None:
+            state._new_tokens_limit = most + 1 - len(state.initial_tokens)
         add(state)
 
     processor.scheduler.add_waiting_request = add_if_it_fits
