@@ -1,21 +1,21 @@
-"""wavepe.analysis: matrices, the wavelet transform and the predicted band (METHODS 1, 4, 5, 6)."""
+"""The matrices of examples/theory_pictures.py and the predicted band (METHODS 1, 4, 5, 6)."""
 
 import math
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
 import pytest
 import wavepe
 import wavepe.analysis as analysis
-from cases import assert_within, forget_registrations
+from cases import assert_within
 from processes import output
 
-MATRICES = (
-    analysis.rope_matrix,
-    analysis.shift_matrix,
-    analysis.multiscale_rope_matrix,
-    analysis.rope_wavelet_matrix,
-)
+pytest.importorskip("matplotlib")
+EXAMPLES = Path(__file__).parents[1] / "examples"
+theory = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "theory_pictures.py")))
 
 
 def turn(angle):
@@ -37,18 +37,10 @@ def assert_blocks(matrix, block):
 @pytest.mark.parametrize(("dim", "theta"), [(2, 1e4), (6, 1e4), (16, 128.0)])
 def test_matrices_block_by_block(dim, theta, position):
     angles = position * oracle.rope_frequencies(dim, theta)
-    rope = analysis.rope_matrix(position, dim, theta)
+    rope = theory.rope_matrix(position, dim, theta)
     assert_blocks(rope, lambda i, j: turn(angles[i]) if i == j else None)
-    shift = analysis.shift_matrix(position, dim, theta)
-    assert_blocks(shift, lambda i, j: turn(-angles[i]) if i == j else None)
-    several = analysis.multiscale_rope_matrix(position, dim, theta)
+    several = theory.rope_matrix(position, dim, theta, np.tri)
     assert_blocks(several, lambda i, j: turn(angles[i]) if j <= i else None)
-
-
-@pytest.mark.parametrize("matrix", MATRICES)
-def test_theta_is_ten_thousand_by_default(matrix):
-    assert np.array_equal(matrix(5, 8), matrix(5, 8, 10000.0))
-    assert not np.allclose(matrix(5, 8), matrix(5, 8, 500.0))
 
 
 def test_the_rotation_is_that_of_rope():
@@ -56,7 +48,7 @@ def test_the_rotation_is_that_of_rope():
     for position in (0, 3, 4095):
         table = wavepe.rope_table(position, oracle.rope_frequencies(16), dtype=np.float64)
         wanted = wavepe.rope(x, *table, interleaved=True)
-        assert_within(analysis.rope_matrix(position, 16) @ x, wanted, 1e-14)
+        assert_within(theory.rope_matrix(position, 16) @ x, wanted, 1e-14)
 
 
 @pytest.mark.parametrize("dim", [2, 8, 64, 128, 256])
@@ -64,8 +56,8 @@ def test_the_rotation_is_that_of_rope():
 def test_the_theorem(dim, theta):
     """[W]: rows of wavelets are the rows of the rotation."""
     for position in (0, 1, 6, 7, 44, 710, 4095, 99999, 100000):  # 44 and 710: next to 2 k pi
-        wavelets = analysis.rope_wavelet_matrix(position, dim, theta)
-        rotation = analysis.rope_matrix(position, dim, theta)
+        wavelets = theory.rope_wavelet_matrix(position, dim, theta)
+        rotation = theory.rope_matrix(position, dim, theta)
         assert_within(wavelets, rotation, 1e-9, f"position {position}")
 
 
@@ -75,12 +67,11 @@ def test_the_wavelets_of_the_theorem(position):
     t = np.array([-0.5, 0.0, 0.1, 0.75, 1.0, 1.3, 1.999, 2.0, 5.0])
     angle = 2 * turns * math.pi * (t % 1)
     first, second = (t >= 0) & (t < 1), (t >= 1) & (t < 2)
-    psi, prime = analysis.rope_wavelet(t, position)
+    psi, prime = theory.rope_wavelet(t, position)
     assert_within(psi, first * np.cos(angle) - second * np.sin(angle), 1e-9)
     assert_within(prime, first * np.sin(angle) + second * np.cos(angle), 1e-9)
     assert not psi[~(first | second)].any()
     assert not prime[~(first | second)].any()
-    assert analysis.rope_wavelet(0.0, position)[0] == 1.0
 
 
 # --------------------------------------------------------------- wavelet transform
@@ -89,34 +80,15 @@ def test_the_wavelets_of_the_theorem(position):
 @pytest.mark.parametrize("kind", oracle.KINDS)
 def test_the_transform_is_the_sum(kind):
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((3, 2, 40))
+    x = rng.standard_normal(40)
     scale, shift = oracle.wavelet_grid(8, [1, 2, 8, 16])
-    got = analysis.wavelet_transform(x, scale, shift, kind)
-    wanted = np.zeros((3, 2, 8))
+    got = theory.wavelet_transform(x, scale, shift, kind)
+    wanted = np.zeros(8)
     for t in range(40):
         for c in range(8):
             sample = float(oracle.psi(kind, t, scale[c], shift[c]))
-            wanted[..., c] += sample / math.sqrt(scale[c]) * x[..., t]
-    assert (got.dtype, got.shape) == (np.float64, (3, 2, 8))
+            wanted[c] += sample / math.sqrt(scale[c]) * x[t]
     assert_within(got, wanted, 1e-13)
-
-
-def test_shapes_of_the_transform():
-    x = np.ones((5, 7))
-    assert analysis.wavelet_transform(x, np.ones((3, 1)), np.arange(4)).shape == (5, 3, 4)
-    assert analysis.wavelet_transform(x, 2.0, 1.0).shape == (5,)
-    assert analysis.wavelet_transform(x, [2.0], 1.0).shape == (5, 1)
-    assert analysis.wavelet_transform(x[0], 2.0, 1.0).shape == ()
-    assert not analysis.wavelet_transform(np.ones((2, 0)), [1.0], [0.0]).any()
-    integers = analysis.wavelet_transform([1, 2, 3], [1, 2], 0)
-    assert np.array_equal(integers, analysis.wavelet_transform([1.0, 2, 3], [1.0, 2], [0.0, 0]))
-
-
-def test_a_registered_wavelet(monkeypatch):
-    forget_registrations(monkeypatch)
-    wavepe.register_wavelet("test_analysis_triangle", lambda u: np.maximum(1 - np.abs(u), 0))
-    got = analysis.wavelet_transform([1.0, 10.0, 100.0], [4.0], [1.0], "test_analysis_triangle")
-    assert_within(got, [(0.75 + 10 + 75) / 2], 1e-12)
 
 
 # --------------------------------------------------------------- bands
@@ -148,39 +120,9 @@ def test_band_variance():
 # --------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("matrix", MATRICES)
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1.0, 8), TypeError, "position"),
-        ((1, 7), ValueError, "dim must be even .*, got 7"),
-        ((1, 0), ValueError, "dim"),
-        ((1, 8, 0.0), ValueError, "theta"),
-    ],
-)
-def test_errors_of_the_matrices(matrix, arguments, error, message):
-    with pytest.raises(error, match=message):
-        matrix(*arguments)
-
-
-def test_positions_that_float64_does_not_hold():
-    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
-        with pytest.raises(ValueError, match=r"2\^53"):
-            matrix(2**60, 8)
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "message"),
     [
-        ("wavelet_transform", (3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),
-        ("wavelet_transform", ([1.0], 0, 0), ValueError, "scale must be above 0, got 0"),
-        ("wavelet_transform", ([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),
-        ("wavelet_transform", ([1.0], 1, 0, "mexican"), ValueError, "mexican"),
-        ("wavelet_transform", ([1.0], 1, 0, "db4"), ValueError, "discrete wavelet"),
-        ("wavelet_transform", ([1j], 1, 0), TypeError, "x must hold real numbers"),
-        ("rope_wavelet_matrix", (-1, 8), ValueError, "position must be at least 0, got -1"),
-        ("rope_wavelet_matrix", (3, 8, 0.5), ValueError, r"theta must be at least 1.*0\.5"),
-        ("rope_wavelet", (["a"], 3), TypeError, "t must hold real numbers"),
         ("predicted_band", (7, 1e4, 10), ValueError, "dim must be even"),
         ("predicted_band", (8, 1.0, 10), ValueError, "theta must be above 1"),
         ("predicted_band", (8, 1e4, 0), ValueError, "length"),
@@ -195,7 +137,7 @@ def test_errors(function, arguments, error, message):
 
 def test_it_needs_numpy_alone():
     code = (
-        "import sys, wavepe.analysis as a; a.rope_matrix(1, 4); a.wavelet_transform([1.], 1, 0);"
+        "import sys, wavepe.analysis as a; a.predicted_band(8, 100.0, 64);"
         "sys.exit(bool({'torch', 'matplotlib', 'pywt', 'transformers'} & set(sys.modules)))"
     )
     output("-c", code)

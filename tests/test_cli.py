@@ -157,7 +157,7 @@ def test_a_hint_of_several_lines_keeps_them():
 def test_submodules_are_there_when_they_are_used():
     program = (
         "import sys, wavepe, wavepe.cli; assert 'analysis' in dir(wavepe);"
-        "wavepe.analysis.rope_matrix(1, 4, 10.0);"
+        "wavepe.analysis.predicted_band(4, 10.0, 8);"
         "print([name for name in ('torch', 'rich') if name in sys.modules])"
     )
     assert output("-c", program) == "[]\n"

@@ -110,17 +110,6 @@ def test_scores_of_images_depend_on_both_distances_alone():
     assert images["tables"]("none", grid, pairs) is None
 
 
-def test_matrices_show_that_rope_is_made_of_wavelets():
-    pytest.importorskip("matplotlib")
-    pictures = runpy.run_path(str(EXAMPLES / "theory_pictures.py"))
-    axes = pictures["matrices"](position=5, dim=6, theta=50.0).axes
-    rotation, wavelets, multiscale = (panel.images[0].get_array() for panel in axes[:3])
-    cos = np.cos(5 * 50.0 ** (-np.arange(3) / 3))
-    assert np.abs(np.sort(np.diag(rotation)) - np.sort(np.repeat(cos, 2))).max() < 1e-12
-    assert np.abs(rotation - wavelets).max() < 1e-12
-    assert np.abs(rotation - multiscale).max() > 0.1
-
-
 def test_five_lines_register_the_wavelet(monkeypatch):
     """Imports, function and registration, as the file has them."""
     forget_registrations(monkeypatch)

@@ -1,6 +1,6 @@
 """Analyse trained models: functions that return plain data, which ``plots`` draws.
 
-The functions for matrices and predicted bands need NumPy only. Functions that run a `model` import
+The functions for predicted bands need NumPy only. Functions that run a `model` import
 torch when they are called. It runs in evaluation mode without gradients and is restored at the end,
 also after an error; `tokens` is a torch.Tensor (n,) of token ids in any integer dtype.
 
@@ -11,14 +11,6 @@ token id out of range, and ImportError where torch or transformers is missing. N
 
 from ._attention_map import attention_map, attention_window
 from ._bands import band_variance, predicted_band
-from ._matrices import (
-    multiscale_rope_matrix,
-    rope_matrix,
-    rope_wavelet,
-    rope_wavelet_matrix,
-    shift_matrix,
-    wavelet_transform,
-)
 from ._measured_band import measured_band
 from ._needle import STATEMENT_LENGTH as STATEMENT_LENGTH
 from ._needle import STATEMENT_SIGNS as STATEMENT_SIGNS
@@ -32,13 +24,7 @@ __all__ = [
     "attention_window",
     "band_variance",
     "measured_band",
-    "multiscale_rope_matrix",
     "needle",
     "perplexity",
     "predicted_band",
-    "rope_matrix",
-    "rope_wavelet",
-    "rope_wavelet_matrix",
-    "shift_matrix",
-    "wavelet_transform",
 ]

@@ -110,6 +110,10 @@ _LARGER = """
     rope rope/rope:type=yarn,factor=scaled kerple transformer_xl transformer_xl+kerple wavelet
     wavelet:biases=true,projection=true wavelet:biases=true,projection=true+kerple
 """
+_GPU = """
+    rope rope/rope:type=yarn,factor=scaled rope/rope:self_extend=32,neighbors=512
+    transformer_xl+kerple kerple wavelet wavelet:biases=true,projection=true+kerple fox relative
+"""
 _FINETUNED = """
     rope rope/rope:theta=40000 rope/rope:type=linear,factor=4 rope/rope:type=yarn,factor=4
     rope/wavelet:scales=6 alibi wavelet:scales=6
@@ -164,6 +168,11 @@ PRESETS: dict[str, Preset] = {
         "the rows that matter, for models of 4 M parameters, trained on 512 bytes",
         {"encodings": _LARGER, "seeds": 2, "train_length": 512, "layers": 4, "heads": 6,
          "head_dim": 48, "batch": 4, "lr": 2e-3, "steps": 800},
+    ),
+    "gpu": Preset(
+        "the rows that matter, for models of 25 M parameters, trained on 1024 bytes, on a GPU",
+        {"encodings": _GPU, "model": "25m", "train_length": 1024, "steps": 3000,
+         "eval_bytes": 1 << 18},
     ),
     "tasks": Preset(
         "a retrieval task, which needs far tokens: --task needle, keys or tracking",
