@@ -51,7 +51,7 @@ def _slurm(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
         key, _, value = word.partition("=")
         options[key] = int(value) if value.isdecimal() else value
     try:
-        jobs = submitit.AutoExecutor(folder=folder / "slurm", cluster="slurm")
+        jobs: Any = submitit.AutoExecutor(folder=folder / "slurm", cluster="slurm")
         jobs.update_parameters(**options)
     except Exception as error:  # submitit raises several kinds
         raise CommandError(f"`executor` slurm:{rest}: {error}") from error

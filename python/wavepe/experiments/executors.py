@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _POLL = 0.1  # seconds between two looks at the files
 _EVENTS, _WORK = ".events-", "work"
-# What a task returns: None, or an error and its traceback. Executors would lose or change either.
+# Returned by a task: None, or an error and its traceback, which executors would lose or change.
 Failure = tuple[Exception, str] | None
 
 
@@ -65,7 +65,7 @@ def run_all(
         files = [os.path.abspath(name) if name.endswith(".py") else name for name in imports]
         if executor is None:
             executor = stack.enter_context(_pool(min(jobs, len(models)), work.folder.lock, gpus))
-        elif not hasattr(executor, "submit"):
+        elif callable(executor):
             executor = stack.enter_context(executor(folder, gpus))
         stack.callback(lambda: [future.cancel() for future in futures])
         streams = []
