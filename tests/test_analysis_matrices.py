@@ -61,19 +61,6 @@ def test_the_theorem(dim, theta):
         assert_within(wavelets, rotation, 1e-9, f"position {position}")
 
 
-@pytest.mark.parametrize("position", [0, 1, 6, 7, 44, 1000])
-def test_the_wavelets_of_the_theorem(position):
-    turns = next(k for k in range(1, 10**6) if position < 2 * k * math.pi)
-    t = np.array([-0.5, 0.0, 0.1, 0.75, 1.0, 1.3, 1.999, 2.0, 5.0])
-    angle = 2 * turns * math.pi * (t % 1)
-    first, second = (t >= 0) & (t < 1), (t >= 1) & (t < 2)
-    psi, prime = theory.rope_wavelet(t, position)
-    assert_within(psi, first * np.cos(angle) - second * np.sin(angle), 1e-9)
-    assert_within(prime, first * np.sin(angle) + second * np.cos(angle), 1e-9)
-    assert not psi[~(first | second)].any()
-    assert not prime[~(first | second)].any()
-
-
 # --------------------------------------------------------------- wavelet transform
 
 
