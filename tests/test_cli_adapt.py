@@ -42,19 +42,24 @@ def test_adapt(words, tmp_path, capsys):
     assert main(words) == 0
     printed, log = capsys.readouterr()
     assert re.search(r"^swapped, fine-tuned: training: \d+ of 25, 0:00:\d\d left$", log, re.M)
-    for label in ("stock model ", "stock model, fine-tuned", "swapped  ", "swapped, fine-tuned"):
+    for label in ("stock model ", "stock model, YaRN", "swapped  ", "swapped, fine-tuned"):
         assert label in printed
     assert "rope:fraction=0.25+alibi" in printed
-    assert "encoding: rope:fraction=0.25+alibi; recipe auto: keeps" in log
+    assert log.startswith("encoding: rope:fraction=0.25+alibi; recipe auto: keeps")
+    assert "(1/4 of all pairs)" in log.splitlines()[0]
     assert "biases" not in printed  # there are no wavelets
     assert re.search(r"^Trained on 2000 tokens in \d+ s\.$", printed, re.M)
     assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
-    assert "rope:type=yarn" in printed
     results = json.loads((tmp_path / "new/results.json").read_text())
     found = results["perplexity"]
-    assert set(found) == {"stock", "control", "swapped", "adapted"}
+    assert set(found) == {"stock", "yarn", "control", "swapped", "adapted"}
     for name in found:
         assert f"{found[name]['80']:.2f}" in printed
+    for name, label in (("control", "stock model, fine-tuned"), ("yarn", "stock model, YaRN")):
+        ahead = [n for n in ("40", "80") if found[name][n] < found["adapted"][n]]
+        line = f"At {' and '.join(ahead)} bytes it is behind: {label}."
+        assert (line in printed.splitlines()) == bool(ahead)
+        assert printed.count(f"behind: {label}") == bool(ahead)
     assert found["adapted"]["40"] < found["swapped"]["40"]
     report = (tmp_path / "new/report.md").read_text()
     assert report.startswith("# stock with rope:fraction=0.25+alibi\n")
@@ -129,10 +134,23 @@ def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
         assert found == (text if len(text) <= tokens + 60 else text[:tokens] + text[-60:])
 
 
-def test_a_short_text_is_read_again(words, tmp_path, capsys):
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize(("spec", "line"), [
+    ("wavelet", "pairs), and gives wavelets biases and a projection; 4 scales, so that the largest "
+     "is at most a quarter of 40 tokens"),
+    ("wavelet:scales=1+32", "pairs), and gives wavelets biases and a projection; the largest scale "
+     "is 32, which is above 10, a quarter of the trained length"),
+])  # fmt: skip
+def test_a_short_text_is_read_again(words, tmp_path, capsys, spec, line):
+    """The log says so, and its first line has the scales, in place of a warning."""
     (tmp_path / "text.txt").write_text("It was dark, and nobody spoke.\n" * 40)
-    assert main([*words, "--tokens", "1680"]) == 0  # 23 rows of 40, and 310 held out
-    assert "Trained on 1680 tokens, 1.8 times the text, in" in capsys.readouterr().out
+    words[3] = spec
+    assert main([*words, "--tokens", "1680", "--lengths", "40"]) == 0  # 23 rows of 40, 310 held out
+    out, log = capsys.readouterr()
+    assert "Trained on 1680 tokens, 1.8 times the text, in" in out
+    assert "rope:type=yarn" in out  # which no length has shown
+    assert line in log.splitlines()[0]
+    assert "text.txt has 930 bytes to train on, fewer than the 1680 asked for: training" in log
 
 
 def test_wrong_folders(words, tmp_path, capsys):

@@ -6,6 +6,8 @@ is done on the CPU.
 
 import dataclasses
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
@@ -20,7 +22,7 @@ import wavepe.hf
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
 from wavepe.common.errors import CommandError
-from wavepe.experiments import comparison, evaluation
+from wavepe.experiments import comparison, evaluation, executors
 from wavepe.experiments.data import load_text
 from wavepe.experiments.settings import Settings
 from wavepe.hf.learned import learned_ids
@@ -81,9 +83,10 @@ def test_the_first_gpu_that_torch_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: f"a GPU at {place}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for name in ("cuda", "auto"):
         found = devices.device_named(name)
-        assert found.place == torch.device("cuda:1")
+        assert (found.place, found.count, found.compiles) == (torch.device("cuda:1"), 3, True)
         assert found.facts == {"device": "cuda", "gpu": "a GPU at cuda:1", "autocast": "bfloat16"}
     assert devices.device_named("cpu") is CPU
 
@@ -124,6 +127,38 @@ def test_products_are_bfloat16_and_the_loss_is_not(tmp_path, monkeypatch):
         assert facts["devices"] == [LIKE_CUDA.label]
     assert compare(tmp_path / "b", specs=specs) == 0
     assert_about_the_same(tmp_path / "a", tmp_path / "b", differ=True)
+
+
+def test_each_gpu_has_a_process_of_its_own(tmp_path, monkeypatch):
+    """Here their number and their names alone are true."""
+    several = dataclasses.replace(LIKE_CUDA, count=3)
+    monkeypatch.setattr(devices, "device_named", {"cpu": CPU, "cuda": several}.get)
+    placed, started = multiprocessing.get_context("fork").SimpleQueue(), []
+
+    class Pool(ProcessPoolExecutor):
+        def __init__(self, count, context, begin, arguments):
+            started.append(count)
+            super().__init__(count, multiprocessing.get_context("fork"), begin, arguments)
+
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(torch.cuda, "set_device", placed.put)
+    assert compare(tmp_path, "--device", "cuda", specs=["none", "rope", "alibi", "kerple"]) == 0
+    assert (started, sorted(placed.get() for _ in range(3))) == ([3], [0, 1, 2])
+    assert len(figures(tmp_path)) == 4
+
+
+def test_a_compiled_step_gives_the_same_figures(tmp_path, monkeypatch):
+    compiled, compiling = [], torch.nn.Module.compile
+
+    def compile_(model, **options):
+        compiled.append(model)
+        compiling(model, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_)
+    monkeypatch.setattr(devices, "device_named", lambda name: Device(CPU.place, compiles=True))
+    assert compare(tmp_path, **ONE) == 0
+    assert len(compiled) == 1
+    assert figures(tmp_path) == figures(trained())[:1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

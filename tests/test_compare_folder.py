@@ -285,7 +285,7 @@ def write(path, content):
 
 def imported(out):
     """Return the names of the imported files that a folder keeps, without their digests."""
-    kept = json.loads((out / "settings.json").read_text()).get("imports", [])
+    kept = json.loads((out / "settings.json").read_text())["imports"]
     assert all(len(name.split()[-1]) == 12 for name in kept)
     return [name.rpartition(" ")[0] for name in kept]
 
@@ -328,7 +328,6 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
 
 
 def test_a_folder_without_imports_stays_as_it_was(wavelet, copy, capsys):
-    assert "imports" not in json.loads((copy / "settings.json").read_text())
     message = refused(capsys, copy, "--import", wavelet, **TWO)
     assert "imports not given there, own_wavelet.py" in message
 

@@ -3,15 +3,24 @@
 import inspect
 import json
 import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
+import torch
 import wavepe.hf
-from compare_cases import SPECS, results, text, trained
+from compare_cases import SPECS, figures, results, text, trained
 from wavepe.cli import _parser
-from wavepe.experiments import CommandError, adapt, compare
+from wavepe.experiments import CommandError, adapt, clusters, compare, comparison
 from wavepe.experiments.executors import _events
 from wavepe.experiments.presets import DEFAULTS, MODELS
+from wavepe.training.loop import Stopped
 
 TINY = {
     "data": text(), "train_length": 16, "lengths": [16, 32], "batch": 2, "layers": 1, "heads": 2,
@@ -70,14 +79,14 @@ def test_an_executor_gives_the_same_figures(tmp_path, capfd):
     """Also where a killed command has left its events; an error is that of the task."""
     options, out = {**TINY, "out": tmp_path / "out", "executor": OneByOne()}, tmp_path / "out"
     compare("none", **options)
-    (out / ".events").mkdir()
+    (out / ".events-old").mkdir()
     compare(SPECS, **options | {"progress": True})
     want, got = (results(folder)["runs"] for folder in (trained(), out))
     assert [run["perplexity"] for run in got] == [run["perplexity"] for run in want]
     lines = capfd.readouterr().err.splitlines()
     for start in ("step 3 of 6, loss ", "perplexity at 16: "):
         assert any(line.startswith(f"[3/3] wavelet:scales=3: {start}") for line in lines), lines
-    assert not (out / ".events").exists()
+    assert not list(out.glob(".events*"))
     with pytest.raises(CommandError, match="none: the loss is"):
         compare("none", **options | {"lr": 1e30, "out": tmp_path / "bad"})
 
@@ -89,15 +98,118 @@ def test_an_event_is_read_when_it_is_whole(tmp_path):
         assert list(_events(read)) == [["a", 1]]
         written.write(b", 2]\n")
         assert list(_events(read)) == [["b", 2]]
+        written.write(b'["c", \n["d", 3]\n')  # the process was killed, and another went on
+        assert list(_events(read)) == [["d", 3]]
 
 
-@pytest.mark.slow  # two interpreters that import torch
-def test_a_pool_of_the_users(tmp_path):
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        compare(["none", "rope"], out=tmp_path / "out", executor=pool, **TINY)
-    want = {run["encoding"]: run["perplexity"] for run in results(trained())["runs"]}
-    for run in results(tmp_path / "out")["runs"]:
-        assert run["perplexity"] == want[run["encoding"]]
+def test_a_task_ends_when_its_command_has(tmp_path, monkeypatch):
+    """No executor need stop it. It saves its state, from which the same command goes on."""
+    batch_at, out = comparison.batch_at, tmp_path / "out"
+
+    def ending(text, step, *rest):
+        for events in out.glob(".events*") if step == 4 else ():
+            shutil.rmtree(events)
+        return batch_at(text, step, *rest)
+
+    monkeypatch.setattr(comparison, "batch_at", ending)
+    options = {**TINY, "out": out, "save_every": 99}
+    with pytest.raises(Stopped):
+        compare(["none"], executor=OneByOne(), **options)
+    assert torch.load(out / "training/none-seed0.pt", weights_only=True)["step"] == 5
+    assert compare(["none"], **options).table()[0][32] == figures(trained())[0][2]["32"]
+
+
+class Lost(Executor):
+    """Loses the process of its first task."""
+
+    def submit(self, function, /, number, *args):
+        future = OneByOne().submit(function, number, *args) if number else Future()
+        if not number:
+            future.set_exception(EOFError("worker 7 is gone\nits log"))
+        return future
+
+
+def test_a_lost_process_costs_one_training(tmp_path):
+    with pytest.raises(CommandError, match=r"was killed, .* \(EOFError: worker 7 is gone\)$"):
+        compare(["none", "rope", "alibi"], out=tmp_path, executor=Lost(), **TINY)
+    assert [run["encoding"] for run in results(tmp_path)["runs"]] == ["rope", "alibi"]
+
+
+@contextmanager
+def pool(folder):
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+@contextmanager
+def dask(folder):
+    """Two workers. The one that trains is killed, and the other goes on."""
+    distributed = pytest.importorskip("distributed")
+    sizes = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**sizes) as workers, distributed.Client(workers) as client:
+        numbers = client.run(os.getpid)
+
+        def kill():
+            while not list(folder.glob("training/rope*.pt")):
+                time.sleep(0.01)
+            (victim,) = (worker for worker, keys in client.processing().items() if keys)
+            os.kill(numbers[victim], signal.SIGKILL)
+
+        threading.Thread(target=kill).start()
+        yield workers.scheduler_address.replace("tcp", "dask")
+
+
+@contextmanager
+def submitit(folder):
+    yield pytest.importorskip("submitit").LocalExecutor(folder.parent / "logs")
+
+
+@contextmanager
+def slurm(folder):
+    """SLURM's commands are scripts here, which run a job at once."""
+    pytest.importorskip("submitit")
+    job = "JOB_ID=$$ NTASKS=1 JOB_NUM_NODES=1 NODEID=0 JOB_NODELIST=here PROCID=0 LOCALID=0"
+    job = f"export {' '.join(f'SLURM_{word}' for word in job.split())}"
+    scripts = {
+        "sbatch": f'{job}; sh "$1" > /dev/null 2>&1 & echo Submitted batch job $$',
+        "srun": 'shift 5; exec "$@"', "sacct": "", "scancel": "",
+    }  # fmt: skip
+    for name, script in scripts.items():
+        path = folder.parent / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    with mock.patch.dict(os.environ, PATH=f"{path.parent}:{os.environ['PATH']}"):
+        yield "slurm:timeout_min=5,slurm_partition=cpus"
+
+
+def without_times(content):
+    if isinstance(content, dict):
+        return {k: without_times(x) for k, x in content.items() if k not in ("seconds", "date")}
+    return [*map(without_times, content)] if isinstance(content, list) else content
+
+
+@pytest.mark.slow  # interpreters that import torch
+@pytest.mark.parametrize("kind", [pool, dask, submitit, slurm])
+def test_every_executor_gives_the_same_results(kind, tmp_path, capfd):
+    sizes = {**TINY, "steps": 300, "save_every": 20, "progress": True}
+    compare("rope", out=tmp_path / "alone", **sizes)
+    with kind(tmp_path / "out") as executor:
+        compare("rope", out=tmp_path / "out", executor=executor, **sizes)
+    alone, found = (without_times(results(tmp_path / name)) for name in ("alone", "out"))
+    assert found == alone
+    assert ("resumes at step" in capfd.readouterr().err) == (kind is dask)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("dusk://here:1", "`executor` dusk://here:1: needs dask://HOST:PORT, slurm"),
+    ("dask", "`executor` dask: needs dask://HOST:PORT, slurm"),
+    ("mpi", r'`executor` mpi needs nothing: pip install "\.\[mpi\]"'),
+])  # fmt: skip
+def test_a_wrong_executor(name, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(clusters._KINDS, "mpi", ("nothing", None))
+    with pytest.raises(CommandError, match=message):
+        compare("none", out=tmp_path, executor=name, **TINY)
 
 
 def test_the_docstring_tells_the_defaults():
@@ -114,5 +226,5 @@ def test_every_parameter_is_an_option(function):
     parser = _parser(function.__name__, {})
     actions = next(a for a in parser._actions if a.choices).choices[function.__name__]._actions
     options = {action.dest for action in actions}
-    others = {"executor", "progress", "options", "model", "folder", "tokenizer", "training"}
+    others = {"progress", "options", "model", "folder", "tokenizer", "training"}
     assert set(inspect.signature(function).parameters) - others <= options

@@ -35,8 +35,6 @@ from transformers import (
     LlamaModel,
 )
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-from wavepe.hf.layers import LayerEncodings
-from wavepe.hf.patching import warn_of_scales
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -473,7 +471,7 @@ def test_advice_about_arguments_and_configurations():
 
 
 def test_wide_wavelets_get_a_hint(tmp_path):
-    """A scale may be a quarter of the trained length: the model's, or that of adapt."""
+    """A scale may be a quarter of the trained length of the model."""
     hint = r"^rope\+wavelet:scales=4: the largest scale is 8, which is above 7.75, a quarter of"
     with pytest.warns(UserWarning, match=hint):
         wavepe.hf.patch(tiny(max_position_embeddings=31), "rope+wavelet:scales=4")
@@ -482,8 +480,4 @@ def test_wide_wavelets_get_a_hint(tmp_path):
         wavepe.hf.convert(tmp_path / "stock", tmp_path / "new", {"1": "rope+wavelet:scales=4"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = wavepe.hf.patch(tiny(max_position_embeddings=32), "wavelet:scales=4")
-        warn_of_scales(model, LayerEncodings("wavelet:scales=4"), 32)
-        warn_of_scales(wavepe.hf.unpatch(model), LayerEncodings("wavelet"), 32)  # patch has said it
-    with pytest.warns(UserWarning, match="a quarter of"):
-        warn_of_scales(model, LayerEncodings("wavelet:scales=4"), 31)
+        wavepe.hf.patch(tiny(max_position_embeddings=32), "wavelet:scales=4")

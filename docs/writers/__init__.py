@@ -14,6 +14,8 @@ WRITERS = (
     "more",
     "swap",
     "adapt",
+    "estimate",
+    "reproduce",
     "images",
     "fairseq",
     "speed",

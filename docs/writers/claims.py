@@ -109,10 +109,13 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def claims(root: Path) -> str:
-    """Return the table of claims, with the verdict and the ratio at each multiple of the length."""
+def claims(root: Path, *marks: str) -> str:
+    """Return the table of claims, with the verdict and the ratio at each multiple of the length.
+
+    With `marks`, it has the claims that hold one of these words.
+    """
     rows = []
-    for claim in CLAIMS:
+    for claim in (x for x in CLAIMS if not marks or any(mark in x.text for mark in marks)):
         results = comparison(root, claim.preset)
         lengths = [results["train_length"] * factor for factor in FACTORS_TO_16]
         rows.append((claim.text, *(_verdict(results["runs"], claim, n) for n in lengths)))

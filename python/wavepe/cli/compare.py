@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     presets = "\n".join(f"  {name:14}{preset.text}" for name, preset in PRESETS.items())
     parser.epilog = f"encodings:\n  {' '.join(known_encodings())}\npresets:\n{presets}"
     add_documented(
-        parser, compare, ("executor",), encodings={"metavar": "SPEC"},
+        parser, compare, encodings={"metavar": "SPEC"},
         preset={"choices": PRESETS}, task={"choices": TASKS}, split={"choices": SPLITS},
         model={"choices": MODELS}, finetune={"metavar": "LENGTH"}, out={"metavar": "DIR"},
-        jobs={"default": 1}, device={"default": "cpu"},
+        device={"default": "cpu"},
     )  # fmt: skip
     add_imports(parser)
 

@@ -100,6 +100,7 @@ def add_documented(
             text += f" The default is {default}."
         if text[1:2].islower():  # not "AdamW ..."
             text = text[0].lower() + text[1:]
+        kind = kind.partition(" or ")[0]
         arguments = {**_KINDS[kind], "help": text.rstrip("."), **special.get(name, {})}
         flag = arguments.pop("flag", None)
         if positional:

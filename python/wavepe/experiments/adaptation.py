@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import wavepe
-
 from ..common.errors import CommandError, UsageError, need_matplotlib, require
 from ..common.files import new_file
 from ..training import adapting
@@ -23,13 +21,14 @@ from .tables import markdown_rows
 _PARAMETERS = inspect.signature(adapting.adapt).parameters
 _ROWS = {
     "stock": "{} model",
+    "yarn": "{} model, YaRN",
     "control": "{} model, fine-tuned",
     "swapped": "swapped",
     "adapted": "swapped, fine-tuned",
 }
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
-    "wavepe perplexity, and wavepe convert."
+    "give --lengths beyond it."
 )
 
 
@@ -92,8 +91,13 @@ class Adaptation:
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
             lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
-        is_scaled = getattr(wavepe.encoding(done.encoding).rotary, "type", None)
-        return lines if is_scaled else [*lines, _ADVICE]
+        figures = done.perplexity
+        for rival in ("control", "yarn"):
+            ahead = [n for n, x in figures.get(rival, {}).items() if x < figures["adapted"][n]]
+            if ahead:
+                at = " and ".join(map(str, ahead))
+                lines.append(f"At {at} {self._unit}s it is behind: {self._labels[rival]}.")
+        return lines if "yarn" in figures else [*lines, _ADVICE]
 
     def __repr__(self) -> str:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
@@ -180,8 +184,9 @@ def adapt(
         lengths, held_out = options.get("lengths") or (2 * length,), options.get("held_out")
         last = max(held_out or adapting.HELD_OUT, *lengths)
         ids = first_and_last_tokens(loaded, data, tokens, last)
-        if held_out is None and len(ids) >= tokens + last:
-            options["held_out"] = last  # of a shorter text adapt takes a quarter
+        if held_out is None:
+            part = max(*lengths, min(adapting.HELD_OUT, len(ids) // 4))
+            held_out = options["held_out"] = last if len(ids) >= tokens + last else part
         chosen = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
         options |= {name: True for name, value in chosen.items() if value}
         bars: dict[str, Any] = {}
@@ -198,6 +203,11 @@ def adapt(
                 base = families.decoder(loaded.model)
                 options["recipe"] = recipes.choose(recipe, encoding, base, length, source_encoding)
                 report.say("encoding: {1}; recipe {3}".format(*options["recipe"]))
+                if (rest := len(ids) - held_out) < tokens:
+                    report.say(
+                        f"warning: {data} has {rest} {loaded.unit}s to train on, fewer than the "
+                        f"{tokens} asked for: training reads them more than once"
+                    )
                 adapted = adapting.adapt(
                     loaded.model, encoding, ids, folder=Path(target), tokenizer=loaded.tokenizer,
                     progress=report_progress, **{"use_cpu": device == "cpu", **options},

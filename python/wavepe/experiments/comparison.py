@@ -68,7 +68,8 @@ class Work:
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
             note_perplexities(evaluated, str(row.evaluated), result["perplexity"])
-            tell("result", {**result, "seconds": round(seconds, 3)})
+            place = wavepe.variant(), self.device.label, self.device.facts
+            tell("result", {**result, "seconds": round(seconds, 3)}, *place)
             figures = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
             tell("note", f"{row.name}: perplexity at {figures}, in {seconds:.0f} s")
 
@@ -89,10 +90,10 @@ class Work:
             return finished
         tell("doing", name)
 
-        def tell_steps(event: str, *values: Any) -> None:
+        def tell_steps(event: str, *values: Any) -> Any:
             if event in ("step", "skip"):  # the steps of this training, among those of the model
                 values = (before + values[0], *values[1:])
-            tell(event, *values)
+            return tell(event, *values)
 
         model = new_model(name.rpartition("/")[2], seed, settings, base)
         text = batches(plan, settings, self.text.train, 0 if base is None else settings.steps)
@@ -144,7 +145,7 @@ class Comparison:
 
     def __init__(self, work: Work) -> None:
         self.work, self.settings, self.folder = work, work.settings, work.folder
-        self.models = self.settings.models
+        self.models, self.facts = self.settings.models, work.device.facts
         self.done, self.variants, self.devices = self._stored()
         for model in self.models:
             if self.folder.trained(model.spec, model.seed) is None:
@@ -153,7 +154,7 @@ class Comparison:
 
     def _stored(self) -> tuple[dict[tuple[str, int], Result], set[str], set[str]]:
         """Return the results that the folder holds, and the variants and devices of all of them."""
-        folder, variants, devices = self.folder, {wavepe.variant()}, {self.work.device.label}
+        folder, variants, devices = self.folder, set[str](), set[str]()
         if (stored := read_json(folder.results)) is None:
             return {}, variants, devices
         try:
@@ -177,7 +178,9 @@ class Comparison:
         if event != "result":
             getattr(report, event)(number, *values)
             return
-        (result,) = values
+        result, variant, device, self.facts = values
+        self.variants.add(variant)
+        self.devices.add(device)
         self.done[result["encoding"], result["seed"]] = result
         write_json(self.folder.results, self._results())
 
@@ -207,7 +210,7 @@ class Comparison:
         }  # fmt: skip
         about = {
             **environment(), "run": self.folder.run, "variants": sorted(self.variants),
-            **self.work.device.facts, "devices": sorted(self.devices),
+            **self.facts, "devices": sorted(self.devices),
             "threads": self.work.threads, "date": datetime.date.today().isoformat(),
             "protocol": settings.protocols[0], "data": data, "settings": asdict(settings),
             "models": {f"checkpoints/{p.name}": x for p, x in filter(None, checkpoints)},

@@ -1,21 +1,26 @@
 """The trainings of a comparison, one after the other, or several at a time by an executor.
 
 Each training with its evaluations is one task. It writes what it has to tell to a file in the
-folder of the comparison, so every executor whose processes see that folder shows its progress.
+folder of the comparison, so every executor whose processes see that folder shows its progress. A
+task whose file is gone ends: no executor need be able to stop one that runs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -29,52 +34,67 @@ from ..common.files import interrupt_on_signals
 from .imports import import_all
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, Work
+    from .clusters import Opener
+    from .comparison import Comparison
     from .progress import Report
 
 _POLL = 0.1  # seconds between two looks at the files
+_EVENTS, _WORK = ".events-", "work"
+# Returned by a task: None, or an error and its traceback, which executors would lose or change.
+Failure = tuple[Exception, str] | None
 
 
 def run_all(
-    comparison: Comparison, jobs: int, executor: Executor | None, imports: Sequence[str],
+    comparison: Comparison, jobs: int, executor: Executor | Opener | None, imports: Sequence[str],
     report: Report,
 ) -> None:  # fmt: skip
     """Train and evaluate every model of the comparison, in this process or by an executor."""
     work, models = comparison.work, list(enumerate(comparison.models))
+    folder, gpus = work.folder.path.absolute(), work.device.count
     if executor is None and jobs == 1:
         for number, model in models:
             work.run(model, comparison.missing(model), partial(comparison.tell, report, number))
         return
-    events = work.folder.path / ".events"
-    shutil.rmtree(events, ignore_errors=True)  # of a killed command
-    events.mkdir()
-    futures: list[Any] = []
+    for old in folder.glob(f"{_EVENTS}*"):  # of a killed command, whose tasks may go on
+        shutil.rmtree(old, ignore_errors=True)
+    lost, futures = None, list[Any]()
     with ExitStack() as stack:
+        events = Path(tempfile.mkdtemp(prefix=_EVENTS, dir=folder))
         stack.callback(shutil.rmtree, events, ignore_errors=True)
-        executor = executor or stack.enter_context(_pool(min(jobs, len(models)), work.folder.lock))
+        (events / _WORK).write_bytes(pickle.dumps(replace(work, folder=work.folder.elsewhere())))
+        files = [os.path.abspath(name) if name.endswith(".py") else name for name in imports]
+        if executor is None:
+            executor = stack.enter_context(_pool(min(jobs, len(models)), work.folder.lock, gpus))
+        elif callable(executor):
+            executor = stack.enter_context(executor(folder, gpus))
         stack.callback(lambda: [future.cancel() for future in futures])
         streams = []
         for number, model in models:
-            file = events / str(number)
-            file.touch()
-            streams.append(stack.enter_context(file.open("rb")))
-            task = number, comparison.missing(model), list(imports), file
-            futures.append(executor.submit(_run_task, work, *task))
-        try:
-            while futures:
-                ended = [future for future in futures if future.done()]
-                for number, stream in enumerate(streams):
-                    for event in _events(stream):
-                        comparison.tell(report, number, *event)
-                for future in ended:
-                    futures.remove(future)
-                    future.result()  # or its exception
-                time.sleep(_POLL)
-        except BrokenExecutor as error:
-            raise CommandError(
-                "the process of a training was killed, or its memory was not enough; finished work "
-                "is kept: to continue, give the same command again"
-            ) from error
+            (events / str(number)).touch()
+            streams.append(stack.enter_context((events / str(number)).open("rb")))
+            task = number, comparison.missing(model), files, events
+            futures.append(executor.submit(_run_task, *task))
+        while futures:
+            ended = [future for future in futures if future.done()]
+            for number, stream in enumerate(streams):
+                for event in _events(stream):
+                    comparison.tell(report, number, *event)
+            for future in ended:
+                futures.remove(future)
+                try:
+                    failure: Failure = future.result()
+                except Exception as error:  # of the executor; the other tasks go on
+                    lost = error
+                    continue
+                if failure is not None:
+                    raise failure[0] from CommandError(failure[1])
+            time.sleep(_POLL)
+    if lost is not None:
+        reason = " ".join(str(lost).split("\n")[0].split())
+        raise CommandError(
+            "the process of a training was killed, or its memory was not enough; finished work is "
+            f"kept: to continue, give the same command again ({type(lost).__name__}: {reason})"
+        ) from lost
 
 
 def _events(stream: BinaryIO) -> Iterator[list[Any]]:
@@ -83,32 +103,52 @@ def _events(stream: BinaryIO) -> Iterator[list[Any]]:
         if not line.endswith(b"\n"):  # the task is writing the rest
             stream.seek(-len(line), os.SEEK_CUR)
             return
-        yield json.loads(line)
+        event = None
+        with suppress(ValueError):  # a killed process has left half a line
+            event = json.loads(line)
+        if event is not None:
+            yield event
 
 
-def _run_task(
-    work: Work, number: int, rows: Sequence[str], imports: Sequence[str], events: Path
-) -> None:
+def _run_task(number: int, rows: Sequence[str], imports: Sequence[str], events: Path) -> Failure:
     """Train and evaluate the model of a number in a process of an executor."""
-    from ..training.device import torch_threads
+    from ..training.device import device_named, torch_threads
+    from ..training.loop import Stopped
 
-    import_all(imports)  # before a spec is read
-    model = work.settings.models[number]
-    with interrupt_on_signals(), torch_threads(work.threads), events.open("a", 1) as file:
+    file = events / str(number)
+    try:
+        import_all(imports)  # before a spec is read
+        work = pickle.loads((events / _WORK).read_bytes())
+        work = replace(work, device=device_named(work.device.place.type))
+        model = work.settings.models[number]
+        with interrupt_on_signals(), torch_threads(work.threads), file.open("a", 1) as stream:
 
-        def tell(*event: Any) -> None:
-            print(json.dumps(event), file=file)
+            def tell(*event: Any) -> bool:
+                print(json.dumps(event), file=stream)
+                if file.exists():
+                    return False
+                if event[0] == "step":  # the training saves its state
+                    return True
+                raise Stopped
 
-        tell("doing", model.spec)
-        work.run(model, rows, tell)
+            print(file=stream)  # a killed process may have left half a line
+            tell("doing", model.spec)
+            work.run(model, rows, tell)
+    except Exception as error:  # one that comes from a file that is gone, nobody will see
+        return error, traceback.format_exc()
+    return None
 
 
 @contextmanager
-def _pool(count: int, lock: int) -> Iterator[Executor]:
+def _pool(count: int, lock: int, gpus: int) -> Iterator[Executor]:
     """Start processes, which Ctrl-C does not reach; after an error, let each save its state."""
     others = set(active_children())
     holder = Connection(os.dup(lock), writable=False)  # in this form, a new process can get it
-    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (holder,)) as pool:
+    context = get_context("spawn")
+    places = context.SimpleQueue()
+    for number in range(count):
+        places.put(number % gpus if gpus else None)
+    with ProcessPoolExecutor(count, context, _begin, (holder, places)) as pool:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
         try:
             # Each of them would import the script that calls `compare`, and so run it once more.
@@ -126,9 +166,13 @@ def _pool(count: int, lock: int) -> Iterator[Executor]:
             raise
 
 
-def _begin(lock: Connection) -> None:
-    """Let a process of the pool hold the lock of the folder, and end with its parent."""
+def _begin(lock: Connection, places: Any) -> None:
+    """Let a process of the pool hold the folder's lock, have its GPU, and end with its parent."""
     os.dup(lock.fileno())
+    if (place := places.get()) is not None:
+        import torch
+
+        torch.cuda.set_device(place)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -7,8 +7,7 @@ al., ICLR 2025, arXiv 2502.02004. [F] is Oka et al., "Frequency Bands in RoPE", 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # The rows of a comparison without --encodings. In rows, LENGTH stands for the trained length.
 _DEFAULT_ROWS = """
@@ -19,10 +18,11 @@ _DEFAULT_ROWS = """
 DEFAULTS: dict[str, Any] = {
     "encodings": _DEFAULT_ROWS, "model": "tiny", "train_length": 128, "steps": 1200, "seeds": 1,
     "eval_bytes": 65536, "lengths": None, "protocols": ("whole",), "task": "", "split": "test",
-    "finetune": 0, "finetune_steps": None, "keep": 0, "bands": False,
+    "finetune": 0, "finetune_steps": None, "keep": 0, "bands": False, "factors": (1, 2, 4, 8),
 }  # fmt: skip
-DEFAULT_FACTORS = (1, 2, 4, 8)
-FACTORS_TO_16 = (1, 2, 4, 8, 16)
+
+FACTORS_TO_16 = (1, 2, 4, 8, 16)  # the lengths, as multiples of the trained length
+TO_16 = {"factors": FACTORS_TO_16}
 
 # The parameter counts exclude the embedding. Head sizes are multiples of 6, because a trained
 # length of 128 allows six scales.
@@ -44,13 +44,11 @@ def rows_for(rows: str, train_length: int) -> list[str]:
     return re.sub(r"LENGTH(?:\*(\d+))?", number, rows).split()
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """Values of options."""
 
     text: str
     options: dict[str, Any]
-    factors: tuple[int, ...] = FACTORS_TO_16  # the lengths, as multiples of the trained length
 
 
 _LEARNED = "wavelet:scales=6,biases=true,projection=true"
@@ -110,6 +108,10 @@ _LARGER = """
     rope rope/rope:type=yarn,factor=scaled kerple transformer_xl transformer_xl+kerple wavelet
     wavelet:biases=true,projection=true wavelet:biases=true,projection=true+kerple
 """
+_GPU = """
+    rope rope/rope:type=yarn,factor=scaled rope/rope:self_extend=32,neighbors=512
+    transformer_xl+kerple kerple wavelet wavelet:biases=true,projection=true+kerple fox relative
+"""
 _FINETUNED = """
     rope rope/rope:theta=40000 rope/rope:type=linear,factor=4 rope/rope:type=yarn,factor=4
     rope/wavelet:scales=6 alibi wavelet:scales=6
@@ -123,50 +125,54 @@ _BASES = "rope:theta=LENGTH rope:theta=500 rope:theta=10000 rope:theta=500000"
 PRESETS: dict[str, Preset] = {
     "wavelet": Preset(
         "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best",
-        {"encodings": _MAIN, "seeds": 3, "protocols": ("whole", "blocks", "sliding"),
+        {**TO_16, "encodings": _MAIN, "seeds": 3, "protocols": ("whole", "blocks", "sliding"),
          "eval_bytes": 32768},
     ),
     "kinds": Preset(
-        "kinds of wavelets, literal and mirrored", {"encodings": _KINDS, "seeds": 3}
+        "kinds of wavelets, literal and mirrored", {**TO_16, "encodings": _KINDS, "seeds": 3}
     ),
     "scales": Preset(
         "the scale sets of the wavelet paper for heads of 128, trained on 512 bytes",
         {"encodings": _SCALE_SETS, "seeds": 3, "train_length": 512, "batch": 2, "heads": 1,
          "head_dim": 128},
-        DEFAULT_FACTORS,
     ),
     "families": Preset(
         "discrete wavelets of PyWavelets at levels 1 to 6, beside Ricker",
-        {"encodings": _FAMILIES, "seeds": 3},
+        {**TO_16, "encodings": _FAMILIES, "seeds": 3},
     ),
     "bands": Preset(
         "frequency bands (Oka et al. 2026) of several bases; try other --train-length and --batch",
         {"encodings": _BASES, "seeds": 3, "bands": True, "keep": 4},
-        DEFAULT_FACTORS,
     ),
     "theta": Preset(
         "base = trained length (Oka et al. 2026), raised at inference, with controls",
-        {"encodings": _RAISED, "seeds": 3},
+        {**TO_16, "encodings": _RAISED, "seeds": 3},
     ),
     "finetune": Preset(
         "further training on 512 bytes with YaRN, other scalings and other encodings",
-        {"encodings": _FINETUNED, "seeds": 3, "finetune": 512},
+        {**TO_16, "encodings": _FINETUNED, "seeds": 3, "finetune": 512},
     ),
     "combinations": Preset(
         "combinations and hybrids of RoPE and wavelets, and what wavelets can learn",
-        {"encodings": _COMBINED, "seeds": 3},
+        {**TO_16, "encodings": _COMBINED, "seeds": 3},
     ),
     "recent": Preset(
         "what models of 2025 and 2026 do: learned relative logits, a forget gate, polar positions",
-        {"encodings": _RECENT, "seeds": 3},
+        {**TO_16, "encodings": _RECENT, "seeds": 3},
     ),
     "larger": Preset(
         "the rows that matter, for models of 4 M parameters, trained on 512 bytes",
-        {"encodings": _LARGER, "seeds": 2, "train_length": 512, "layers": 4, "heads": 6,
+        {**TO_16, "encodings": _LARGER, "seeds": 2, "train_length": 512, "layers": 4, "heads": 6,
          "head_dim": 48, "batch": 4, "lr": 2e-3, "steps": 800},
+    ),
+    "gpu": Preset(
+        "the rows that matter, for models of 25 M parameters, trained on 1024 bytes, on a GPU",
+        {**TO_16, "encodings": _GPU, "model": "25m", "train_length": 1024, "steps": 3000,
+         "eval_bytes": 1 << 18},
     ),
     "tasks": Preset(
         "a retrieval task, which needs far tokens: --task needle, keys or tracking",
-        {"encodings": _TASK_ROWS, "seeds": 3, "steps": 2000, "batch": 16, "task": "needle"},
+        {**TO_16, "encodings": _TASK_ROWS, "seeds": 3, "steps": 2000, "batch": 16,
+         "task": "needle"},
     ),
 }  # fmt: skip

@@ -19,12 +19,14 @@ class Report:
     """Shows the progress of tasks, one after the other or several at a time (needs rich).
 
     `sizes` holds the steps of each task; with `begin` they need not be known. `lines` asks for
-    lines where there is no bar.
+    lines where there is no bar. A training step has `bytes_of_step`.
     """
 
     def __init__(
-        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True
-    ) -> None:
+        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True,
+        bytes_of_step: int = 0,
+    ) -> None:  # fmt: skip
+        self._bytes_of_step = bytes_of_step
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         has_bar = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
@@ -88,7 +90,8 @@ class Report:
     def step(self, number: int, done: int, loss: float) -> None:
         """Show that `done` steps of a training are done, and its loss."""
         due, title = self._advance(number, done), self._titles[number]
-        after = f"loss {loss:.3f}, {self._left()}"
+        speed = self._rate() * self._bytes_of_step
+        after = f"loss {loss:.3f}, {speed:,.0f} bytes/s, {self._left()}"
         self._show(title, after if self._wide else self._left())
         # After the last step, the row prints a line of its own.
         if due and done < self._sizes[number]:
@@ -108,12 +111,17 @@ class Report:
         self._done[number] = done
         return self._lines and 4 * done // size > 4 * before // size
 
+    def _rate(self) -> float:
+        """Return the steps in a second, of this session alone; 0 if it has done none."""
+        if self._began is None:
+            return 0.0
+        return max(0, sum(self._done) - self._skipped) / (time.monotonic() - self._began + 1e-9)
+
     def _left(self) -> str:
-        """Return the time left, estimated from the steps of this session alone."""
-        done = sum(self._done) - self._skipped
-        if done <= 0 or self._began is None:
+        """Return the time left, estimated from the steps of this session."""
+        if not (rate := self._rate()):
             return "-:--:-- left"
-        seconds = (time.monotonic() - self._began) / done * (sum(self._sizes) - sum(self._done))
+        seconds = (sum(self._sizes) - sum(self._done)) / rate
         return f"{datetime.timedelta(seconds=round(seconds))} left"
 
     def _place(self, number: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from ..common.files import DISK_ERRORS, new_file
 from ..training.folder import ComparisonFolder, digest, read_json
+from .clusters import Opener, cluster
 from .data import Text, load_text
 from .imports import import_all
 from .model import PARTS
@@ -90,8 +91,8 @@ def compare(
     heads: int | None = None, head_dim: int | None = None, batch: int | None = None,
     lr: float | None = None, train_length: int | None = None, steps: int | None = None,
     seeds: int | None = None, eval_bytes: int | None = None, keep: int | None = None,
-    bands: bool | None = None, out: str | Path | None = None, jobs: int = 1,
-    executor: Executor | None = None, device: str = "cpu", threads: int | None = None,
+    bands: bool | None = None, out: str | Path | None = None, jobs: int | None = None,
+    executor: str | Executor | None = None, device: str = "cpu", threads: int | None = None,
     save_every: int | None = None, progress: bool = True,
 ) -> Results:  # fmt: skip
     """Train one small Llama of bytes for each position encoding, and evaluate it on longer text.
@@ -158,11 +159,12 @@ def compare(
         Folder of the results. The default is runs/compare-XXXXXXXX, where the X depend on the
         settings.
     jobs : int
-        Number of trainings at the same time, each in its own process. The default is 1.
-    executor : concurrent.futures.Executor
-        In place of `jobs`, what runs the trainings, such as a process pool of yours,
-        ``dask.distributed.Client.get_executor()`` or one of MPI. Its processes must see `out` and
-        `imports` at the same paths, and run one training at a time, in no thread beside another.
+        Number of trainings at the same time, each in its own process. The default is 1, or with
+        `device` cuda the number of GPUs, of which each process has one.
+    executor : str or concurrent.futures.Executor
+        In place of `jobs`, what runs the trainings: dask://HOST:PORT, slurm:KEY=VALUE,... with the
+        parameters of submitit, ray or mpi; in Python also an executor, such as a process pool. Its
+        processes must see `out` and `imports` at the same paths, and run one training at a time.
     device : {"cpu", "cuda", "auto"}
         Device that trains and evaluates. cuda multiplies matrices in bfloat16; auto is cuda if
         there is a GPU. The default is cpu.
@@ -195,9 +197,11 @@ def compare(
     settings = chosen_settings(options, _import(imports, out))
     if threads is not None:
         thread_count(threads)
-    integer("jobs", jobs, 1)
-    if executor is not None and (jobs != 1 or isinstance(executor, ThreadPoolExecutor)):
+    if jobs is not None:
+        integer("jobs", jobs, 1)
+    if isinstance(executor, ThreadPoolExecutor) or (executor and jobs):
         raise UsageError("`executor`: needs processes, and `jobs` to be left out")
+    opened = cluster(executor) if isinstance(executor, str) else executor
     integer("save_every", 1 if save_every is None else save_every, 1)
     train_length = max(settings.train_length, settings.finetune)
     text = load_text(data, max(settings.lengths), train_length, settings.split)
@@ -206,7 +210,7 @@ def compare(
     require("wavepe compare", **PARTS, matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after the trainings
     try:
-        run = jobs, executor, imports, device, threads, save_every, progress
+        run = jobs, opened, imports, device, threads, save_every, progress
         return _run(settings, text, out, *run)
     except OSError as error:
         if error.errno in DISK_ERRORS and error.filename is not None:
@@ -235,17 +239,22 @@ def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
 
 
 def _run(
-    settings: Settings, text: Text, out: str | Path | None, jobs: int,
-    executor: Executor | None, imports: Sequence[str], device: str, threads: int | None,
+    settings: Settings, text: Text, out: str | Path | None, jobs: int | None,
+    executor: Executor | Opener | None, imports: Sequence[str], device: str, threads: int | None,
     save_every: int | None, progress: bool,
 ) -> Results:  # fmt: skip
     """Run the comparison in its folder, and report it."""
+    import torch
+
     from ..training import device as devices
     from .comparison import Comparison, Work, check_rows
     from .executors import run_all
     from .progress import Report
 
-    place = devices.device_named(device)
+    if executor is not None and device == "cuda":  # of other machines
+        place = devices.Device(torch.device("cuda"), count=1)
+    else:
+        place = devices.device_named(device)
     check_rows(settings)
     manifest = settings.manifest(text.sha256)
     ending = "" if place == devices.CPU else f"-{place.place.type}"
@@ -258,10 +267,11 @@ def _run(
         folder.opened({**manifest, "threads": threads}),
     ):
         comparison = Comparison(Work(settings, text, folder, threads, often, place))
-        with Report(comparison.steps, quiet=not progress) as report:
+        size = settings.batch * settings.train_length
+        with Report(comparison.steps, quiet=not progress, bytes_of_step=size) as report:
             for hint in hints(settings):
                 report.say(f"hint: {hint}")
-            run_all(comparison, jobs, executor, imports, report)
+            run_all(comparison, jobs or max(1, place.count), executor, imports, report)
         results = Results(folder.path, read_json(folder.results), settings)
         for section in results.sections:
             if section.draw:

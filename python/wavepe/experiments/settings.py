@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from wavepe.encodings.wavelet import scale_hint
 from ..common.errors import UsageError
 from ..common.labels import suggestion
 from .numbers import integer, integers, once, words
-from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for
+from .presets import DEFAULTS, MODELS, PRESETS, rows_for
 from .tasks import TASKS
 
 # Which parameters take weight decay. Older folders, which decayed matrices that an encoding learns,
@@ -166,8 +166,6 @@ class Settings:
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """Return the content of settings.json, by which a folder recognises its comparison."""
         settings = asdict(self)
-        if not self.imports:  # folders of earlier comparisons do not have this key
-            del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256, "decayed": DECAYED}))
 
     @classmethod
@@ -175,19 +173,6 @@ class Settings:
         """Return the settings from their `asdict` that was stored as JSON."""
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**plain)
-
-
-def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> Settings:
-    """Return the settings of a comparison. An option that was not given is None.
-
-    UsageError names the first wrong option.
-    """
-    options = {name: value for name, value in options.items() if value is not None}
-    name = options.pop("preset", None)
-    if name is None:
-        return _settings_of(options, imports, {}, DEFAULT_FACTORS)
-    preset = _chosen("preset", PRESETS, name)
-    return _settings_of(options, imports, preset.options, preset.factors)
 
 
 def hints(settings: Settings) -> list[str]:
@@ -216,15 +201,17 @@ _LEAST = {
 }  # fmt: skip
 
 
-def _settings_of(
-    options: Mapping[str, Any],
-    imports: tuple[str, ...],
-    preset: Mapping[str, Any],
-    factors: Sequence[int],
-) -> Settings:
-    """Return the options as Settings; others are of `preset`, the model size, or DEFAULTS."""
-    size = _chosen("model", MODELS, {**DEFAULTS, **preset, **options}["model"])
-    chosen = {**DEFAULTS, **size, **preset, **options}
+def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> Settings:
+    """Return the settings of a comparison. An option that was not given is None.
+
+    Others are of the preset, of the model size, or of DEFAULTS. UsageError names the first wrong
+    option.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    preset = options.pop("preset", None)
+    values = {} if preset is None else _chosen("preset", PRESETS, preset).options
+    size = _chosen("model", MODELS, {**DEFAULTS, **values, **options}["model"])
+    chosen = {**DEFAULTS, **size, **values, **options}
     count: dict[str, Any] = {x: integer(x, chosen[x], least) for x, least in _LEAST.items()}
     head_dim, rate, length = count["head_dim"], chosen["lr"], count["train_length"]
     _need(head_dim % 2 == 0, f"`head_dim` {head_dim}: needs an even number")
@@ -243,7 +230,7 @@ def _settings_of(
     rows = [rows] if isinstance(rows, (str, Encoding)) else list(rows)
     _need(len(rows) > 0, "`encodings`: needs at least one")
     protocols = [Protocol.parse(name, length) for name in words("protocols", chosen["protocols"])]
-    lengths = chosen["lengths"] or [length * factor for factor in factors]
+    lengths = chosen["lengths"] or [length * factor for factor in chosen["factors"]]
     settings = Settings(
         encodings=tuple(once("encodings", [Row.parse(str(row)).name for row in rows])),
         lengths=tuple(integers("lengths", lengths, 2)), learning_rate=rate, imports=imports,

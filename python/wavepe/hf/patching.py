@@ -103,14 +103,13 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     return model
 
 
-def warn_of_scales(model: nn.Module, chosen: LayerEncodings, length: int | None = None) -> None:
-    """Warn of wavelets that are wide for the trained length of the model, or for `length` alone."""
+def warn_of_scales(model: nn.Module, chosen: LayerEncodings) -> None:
+    """Warn of wavelets that are wide for the trained length of the model."""
     base = families.decoder(model)
     size = max(heads.head_dim for heads in families.sizes(base))
     longest = base.config.max_position_embeddings or math.inf
     for encoding in chosen.encodings:
-        hint = scale_hint(encoding, size, length or longest)
-        if hint and not (length and scale_hint(encoding, size, longest)):
+        if hint := scale_hint(encoding, size, longest):
             warnings.warn(f"{encoding}: {hint}", stacklevel=3)
 
 

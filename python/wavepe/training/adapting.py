@@ -43,7 +43,7 @@ class Adapted:
         The choices of the recipe, and the reasons.
     perplexity : dict of str to dict of int to float
         Of the held-out tokens, by length, for "stock", "swapped" (before training), "adapted" and
-        "control".
+        "control"; and for "yarn", the stock model with YaRN, if `lengths` exceed its trained one.
     settings : dict
         The arguments of `adapt`.
     seconds : float
@@ -91,7 +91,8 @@ def adapt(
         output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
         If the encoding only adds to the scores, as wavelets and ALiBi do, "auto" also keeps the
         fast pairs of the stock rotation, or all pairs of a model that rotates a fraction. Then it
-        gives wavelets biases and a projection.
+        gives wavelets biases and a projection. A number of scales of which the largest is above a
+        quarter of `length` becomes smaller.
     folder : path, optional
         Where the model, its tokenizer and results are written, and checkpoints meanwhile. The same
         call with the same folder goes on where an interrupted one stopped.
@@ -147,9 +148,7 @@ def adapt(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ..hf import encoding_of, families
-    from ..hf.layers import LayerEncodings
-    from ..hf.patching import warn_of_scales
+    from ..hf import encoding_of, families, patched
     from . import recipes, trainer
     from .plan import Plan
 
@@ -203,6 +202,9 @@ def adapt(
             if not hasattr(model, "hf_device_map"):  # else it has its places already
                 model.to(arguments.device)
             measure("stock", model)
+            if spec := recipes.yarn(model, max(lengths)):
+                with patched(model, spec):
+                    measure("yarn", model)
         if control:
             stock = copy.deepcopy(model)
             halved = dataclasses.replace(plan, name="control", transfer=0, rate=rate / 2)
@@ -216,7 +218,6 @@ def adapt(
             teacher = recipes.Teacher(copy.deepcopy(model)) if plan.transfer else None
             torch.manual_seed(seed)
             model = recipes.swapped(model, chosen.encoding)
-            warn_of_scales(model, LayerEncodings(chosen.encoding), length)
             measure("swapped", model)
             trained = model if lora is None else trainer.with_adapters(model, lora)
             run.train(trained, teacher, rows, plan, training, progress)

@@ -20,6 +20,8 @@ class Device:
     gpu: str | None = None
     autocast: torch.dtype | None = None  # of matrix products; None: that of the weights
     read_every: int = 1  # steps; reading a loss waits for the GPU
+    count: int = 0  # of GPUs that this process sees
+    compiles: bool = False  # whether a training step is worth a minute of torch.compile
 
     @property
     def label(self) -> str:
@@ -94,5 +96,5 @@ def device_named(name: str) -> Device:
             "`device` cpu needs no GPU"
         )
     place = torch.device("cuda", torch.cuda.current_device())
-    gpu = torch.cuda.get_device_name(place)
-    return Device(place, gpu, torch.bfloat16, read_every=16)
+    gpu, count = torch.cuda.get_device_name(place), torch.cuda.device_count()
+    return Device(place, gpu, torch.bfloat16, read_every=16, count=count, compiles=True)

@@ -119,6 +119,12 @@ class ComparisonFolder:
         # Once the folder is opened: the digest of its first settings, and the file that locks it
         self.run, self.lock = "", -1
 
+    def elsewhere(self) -> ComparisonFolder:
+        """Return the folder as other processes see it, wherever they run."""
+        folder = ComparisonFolder(self.path.absolute())
+        folder.run = self.run
+        return folder
+
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
         """Lock the folder for this process; UsageError if it belongs to other settings.

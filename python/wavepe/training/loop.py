@@ -26,7 +26,12 @@ CLIP = 1.0
 TEXT_WEIGHT = 1.0  # of the text between the statements, in the loss of a task
 LOSS_MEMORY = 0.02  # the weight of the newest step in the running mean
 
-Tell = Callable[..., None]  # tell(event, *values): "doing", "note", "skip", "step" or "result"
+# tell(event, *values): "doing", "note", "skip", "step" or "result"; true after a step: end there
+Tell = Callable[..., Any]
+
+
+class Stopped(Exception):
+    """The one who asked for the work has ended."""
 
 
 class Batch(NamedTuple):
@@ -102,6 +107,8 @@ def train(
         tell("note", f"{plan.name}: resumes at step {state.step}")
     _note_changes(state, tell, device)
     model.train()
+    if device.compiles:
+        model.compile()
     unread: list[torch.Tensor] = []
     with _interrupt_noted() as noted:
         while state.step < plan.steps:
@@ -112,8 +119,9 @@ def train(
             last = state.step == plan.steps
             kept = state.step in plan.kept_steps
             due = state.step % save_every == 0 and not last
-            if last or due or kept or state.step % device.read_every == 0:
-                _read_losses(state, unread, tell)
+            reads = last or due or kept or state.step % device.read_every == 0
+            if reads and _read_losses(state, unread, tell):
+                noted.append(_stop)
             if kept and keep is not None:
                 keep(state.model, state.step)
             state.seconds += time.perf_counter() - began
@@ -161,13 +169,14 @@ def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torc
     return torch.stack((loss.detach(), norm))
 
 
-def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> None:
+def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> bool:
     """Add the results of `_train_step` since the last call to the running mean.
 
-    CommandError if one is not finite, because the weights are not finite either.
+    Return whether the training should end. CommandError if one is not finite, because the weights
+    are not finite either.
     """
     if not unread:
-        return
+        return False
     for step, (loss, norm) in enumerate(torch.stack(unread).tolist(), state.step - len(unread)):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise CommandError(
@@ -176,7 +185,11 @@ def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> None:
             )
         state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / (step + 1))
     unread.clear()
-    tell("step", state.step, state.loss)
+    return bool(tell("step", state.step, state.loss))
+
+
+def _stop() -> None:
+    raise Stopped
 
 
 @contextmanager

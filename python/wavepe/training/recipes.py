@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from .. import encodings
-from ..encodings import Encoding, RoPE
+from ..encodings import Encoding, RoPE, Wavelet
+from ..encodings.wavelet import scale_hint
 from ..hf import families, rope_config
 from ..hf.config import CLASS_PREFIX
 from ..hf.conversion import convert, empty_model
@@ -55,27 +57,69 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
     """
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
-    encoding, as_given = encodings.encoding(spec), f"{name}: the encoding as it is given"
+    encoding, why = encodings.encoding(spec), "the encoding as it is given"
+    size = math.gcd(*(heads.head_dim for heads in families.sizes(base)))
     if name == "plain":
-        return Recipe(name, encoding, False, f"{as_given}; every step trains on the next token")
-    if name == "transfer":
-        return Recipe(name, encoding, True, as_given)
+        why += "; every step trains on the next token"
+    elif name == "auto" and any(encoding.layers):
+        why += ", because it is not that of all layers"
+    elif name == "auto":
+        encoding, why = _by_rule(encoding, base, size, length, source)
+    if hint := scale_hint(encoding, size, length):
+        why += f"; {hint}"
+    return Recipe(name, encoding, name != "plain", f"{name}: {why}")
+
+
+def _by_rule(
+    wanted: Encoding, base: Any, size: int, length: int, source: Any
+) -> tuple[Encoding, str]:
+    """Return what "auto" takes: kept pairs, wavelets that learn, and scales that training sees."""
     rope, why = None, "it does not only add to all scores"
-    if encoding.terms and not (encoding.rotary or encoding.adds or any(encoding.layers)):
+    if wanted.terms and not (wanted.rotary or wanted.adds):
         rope, why = _kept_rotation(base, length, source)
+    parts: list[Any] = [_with_scales(part, size, length) for part in wanted.parts]
+    counts = [x.scales for x, old in zip(parts, wanted.parts, strict=True) if x != old]
     if rope is None:
-        return Recipe(name, encoding, True, f"{as_given}, because {why}")
-    parts = [_richer(part) for part in encoding.parts]
-    why = f"auto: keeps {why} (fraction {rope.fraction:g})"
-    if parts != list(encoding.parts):
-        why += ", and gives wavelets biases and a projection"
-    return Recipe(name, encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
+        why = f"the encoding as it is given, because {why}"
+    else:
+        learning = [_richer(part) for part in parts]
+        kept = f"{int(rope.fraction * (size // 2))}/{size // 2}"
+        why = f"keeps {why} ({kept} of all pairs)"
+        if learning != parts:
+            why += ", and gives wavelets biases and a projection"
+        parts = [rope, *learning]
+    if counts:
+        why += f"; {counts[0]} scales, so that the largest is at most a quarter of {length} tokens"
+    return encodings.encoding("+".join(map(str, parts))), why
+
+
+def _with_scales(part: Encoding, size: int, length: int) -> Encoding:
+    """Return a wavelet with fewer scales, if it has a number of them that is too large."""
+    if not isinstance(part, Wavelet) or isinstance(part.scales, tuple):
+        return part
+    columns = part.table_columns(size)
+    fewer = (n for n in range(part.scales, 0, -1) if columns % n == 0)
+    wavelets = (dataclasses.replace(part, scales=n) for n in fewer)
+    return next((x for x in wavelets if not scale_hint(x, size, length)), part)
 
 
 def _richer(part: Encoding) -> Encoding:
-    if part.name != "wavelet" or part.learned:
+    if not isinstance(part, Wavelet) or part.learned:
         return part
-    return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
+    return dataclasses.replace(part, biases=True, projection=True)
+
+
+def yarn(model: Any, longest: int) -> str | None:
+    """Return YaRN for `longest` tokens; None if the model is trained on them, or has no plain RoPE.
+
+    It is the rival that needs no training.
+    """
+    config = families.decoder(model).config
+    trained = config.max_position_embeddings
+    plain = (config.rope_parameters or {}).get("rope_type") == "default"
+    if encoding_of(model) is not None or not plain or families.of(config).is_partial:
+        return None
+    return f"rope:type=yarn,factor={longest / trained:g}" if longest > trained else None
 
 
 def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, str]:
@@ -123,11 +167,12 @@ def check_fit(model: Any, encoding: Encoding) -> None:
 def swapped(model: Any, encoding: Encoding) -> Any:
     """Return the model with another encoding; only a stock model can change in place."""
     before = encoding_of(model)
-    if before is None:
-        return patch(model, encoding)
     if before == str(encoding):
         return model
-    with tempfile.TemporaryDirectory() as place, without_bars():
+    with tempfile.TemporaryDirectory() as place, without_bars(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*the largest scale is")  # the recipe has said so
+        if before is None:
+            return patch(model, encoding)
         model.save_pretrained(f"{place}/before")
         convert(f"{place}/before", f"{place}/after", encoding)
         new = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
