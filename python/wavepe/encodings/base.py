@@ -334,9 +334,6 @@ def _summed(terms: list[Any], length: int, causal: bool, axis: int) -> tuple[np.
     return sum(summands[1:], start=summands[0]), low, "zero"
 
 
-# ---------------------------------------------------------------- reading
-
-
 def read_dict(data: Mapping[str, Any]) -> Encoding:
     """Return the encoding that a dict of `Encoding.to_dict` describes."""
     if not isinstance(data, Mapping):

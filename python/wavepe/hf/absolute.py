@@ -43,16 +43,14 @@ class AddAbsolute(AbsoluteVectors):
                 f"{self.encoding} depends on the sequence length, and this row packs several "
                 "sequences: give each sequence a row of its own"
             )
-        vectors = self._vectors_of(pass_, embeds) / self.scale
+        if pass_.positions is not None:
+            vectors = self(pass_.positions)
+        elif (positions := pass_.positions_by_mask()) is not None:
+            vectors = self(positions, below=pass_.mask.shape[1])
+        elif isinstance(pass_.cached, Tensor):  # a static cache counts on the device
+            vectors = self(pass_.counted_positions())
+        else:
+            vectors = self.of_range(pass_.cached, pass_.cached + embeds.shape[1], embeds.device)
+        vectors = vectors / self.scale
         embeds = embeds + vectors.to(embeds.device, embeds.dtype)
         kwargs |= {"input_ids": None, "inputs_embeds": embeds}
-
-    def _vectors_of(self, pass_: Pass, embeds: Tensor) -> Tensor:
-        """Return vectors (1|B, m, dim) at given positions, those of the mask, or counted ones."""
-        if pass_.positions is not None:
-            return self(pass_.positions)
-        if (positions := pass_.positions_by_mask()) is not None:
-            return self(positions, below=pass_.mask.shape[1])
-        if isinstance(pass_.cached, Tensor):  # a static cache counts on the device
-            return self(pass_.counted_positions())
-        return self.of_range(pass_.cached, pass_.cached + embeds.shape[1], embeds.device)

@@ -95,7 +95,12 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
         if not has_only_a_base(place.module, place.module.config):
             check_rotary(place.module, place.module.config)
     old = places[0].module.config
-    copies = _copied_configs(model)
+    # Other models may share the configurations. deepcopy keeps the old ones beside their copies, so
+    # no id is used again.
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            copy.deepcopy(module.config, copies)
     new = copies[id(old)]
     _write_theta(places[0].module, new, theta)
     rebuilt = [_rebuild(place.module, new) for place in places]
@@ -108,9 +113,6 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
         _copy_state(place.module, module)
     _guard_caches(stock, names)  # a patched model has a guard already
     return model
-
-
-# ---------------------------------------------------------------- where a model rotates
 
 
 class _Place(NamedTuple):
@@ -176,9 +178,6 @@ def _find_places(module: nn.Module, owner: nn.Module | None) -> Iterator[_Place]
             yield from _find_places(child, owner)
 
 
-# ---------------------------------------------------------------- configurations
-
-
 def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
     """Write the base into `config`; if the model is patched, into its spec."""
     if not isinstance(rotary, RopeRotation):
@@ -216,15 +215,6 @@ def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
     return present | {key: checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
 
 
-def _copied_configs(model: nn.Module) -> dict[int, Any]:
-    """Return copies by the ids of a model's configurations, which other models may share."""
-    copies: dict[int, Any] = {}  # deepcopy also keeps the old ones in it, so no id is used again
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            copy.deepcopy(module.config, copies)
-    return copies
-
-
 def _renew_records(model: nn.Module, copies: dict[int, Any]) -> None:
     """Let a patched model have the copies of its configurations, with their encoding."""
     for module in model.modules():
@@ -234,9 +224,6 @@ def _renew_records(model: nn.Module, copies: dict[int, Any]) -> None:
             for layer in attentions(module):
                 layer.wavepe.rope = layer.wavepe.rope and {}  # its base is in the spec
             record.live.note(record.config)
-
-
-# ---------------------------------------------------------------- rotary modules
 
 
 def _rebuild(module: Any, config: Any) -> Any:
@@ -278,9 +265,6 @@ def _copy_state(module: Any, rebuilt: Any) -> None:
     for key in [key for key in vars(module) if key not in vars(rebuilt)]:
         if key.endswith(("long_inv_freq", "max_seq_len_cached")):
             delattr(module, key)
-
-
-# ---------------------------------------------------------------- caches
 
 
 def _guard_caches(places: list[_Place], names: list[str]) -> None:

@@ -140,9 +140,6 @@ def masked(call: Arguments) -> Tensor:
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-# ---- scores -------------------------------------------------------------------------------------
-
-
 def _times(x: Tensor, y: Tensor) -> Tensor:
     """Return the products (B, H, m, n) of x (B, H, m, c) and y (B, Hk, c, n)."""
     heads = y.shape[1]
@@ -186,9 +183,6 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
     return _poison(r)[..., None] + take_rows(table, row, beyond)
 
 
-# ---- softmax and the weighted sum ---------------------------------------------------------------
-
-
 def _softmax(scores: Tensor, visible: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return weights, 0 for hidden pairs even of NaN, and the lse, that of the sink included."""
     if visible is not None:
@@ -228,9 +222,6 @@ def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     plus, minus = (_times(sees, bad.to(v.dtype)) > 0).chunk(2, -1)
     zero = torch.zeros_like(out)
     return out + zero.masked_fill(plus, math.inf) + zero.masked_fill(minus, -math.inf)
-
-
-# ---- dropout ------------------------------------------------------------------------------------
 
 
 def _dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor) -> Tensor:

@@ -51,7 +51,13 @@ class PositionEncoding(Learned):
 
     def set_trained_length(self, length: int | None) -> None:
         """Set the length of the sequences in training, on which frequencies may depend."""
-        self._schedule = schedule_of(self.encoding, self._head_dim, length)
+        self._schedule = None
+        if (rope := self.encoding.rotary) is not None:
+            schedule = self._schedule = FrequencySchedule(rope, self._head_dim, length)
+            if 2 * schedule.pairs > self._head_dim:
+                raise ValueError(
+                    f"{rope} rotates {2 * schedule.pairs} dims, more than head_dim={self._head_dim}"
+                )
 
     def fix(self, length: int | None) -> None:
         """Rotate with the frequencies of `length` tokens from now on; None: of each sequence."""
@@ -129,20 +135,6 @@ class PositionEncoding(Learned):
 
     def extra_repr(self) -> str:
         return str(self.encoding)
-
-
-def schedule_of(
-    encoding: Encoding, head_dim: int, trained_length: int | None
-) -> FrequencySchedule | None:
-    """Return the frequencies that rotate queries and keys; None if no part rotates."""
-    if encoding.rotary is None:
-        return None
-    schedule = FrequencySchedule(encoding.rotary, head_dim, trained_length)
-    if 2 * schedule.pairs > head_dim:
-        raise ValueError(
-            f"{encoding.rotary} rotates {2 * schedule.pairs} dims, more than head_dim={head_dim}"
-        )
-    return schedule
 
 
 def check_in_attention(encoding: Encoding) -> None:

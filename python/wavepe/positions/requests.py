@@ -24,7 +24,8 @@ class Requests(NamedTuple):
         if last is not None and last.ends["cu_seqlens_k"] is key_ends:
             return last
         queries, keys = query_ends.tolist(), key_ends.tolist()
-        slices = list(zip(_slices(queries), _slices(keys), strict=True))
+        of_ends = ([slice(*pair) for pair in pairwise(ends)] for ends in (queries, keys))
+        slices = list(zip(*of_ends, strict=True))
         longest = max((x.stop - x.start for _, x in slices), default=0)
         return cls({"cu_seqlens_q": query_ends, "cu_seqlens_k": key_ends}, slices, longest)
 
@@ -53,10 +54,6 @@ class Requests(NamedTuple):
                 if parts.get(name) is not None:
                     parts[name] = parts[name][:, :, rows]
             yield parts
-
-
-def _slices(ends: list[int]) -> list[slice]:
-    return [slice(*pair) for pair in pairwise(ends)]
 
 
 Lengths = Sequence[tuple[int, int]]  # of each request in a row, its tokens there and its length

@@ -51,17 +51,7 @@ class Frequencies:
 
 
 class FrequencySchedule:
-    """The frequencies of a rotary encoding, which may follow the length and the training mode.
-
-    Attributes
-    ----------
-    rope : RoPE
-    pairs : int
-        Number of pairs that rotate, pairs of frequency 0 included.
-    changes : bool
-        Whether frequencies follow the length or the training mode. Then cached keys may have
-        another rotation than the current call.
-    """
+    """The frequencies of a rotary encoding, which may follow the length and the training mode."""
 
     def __init__(
         self, encoding: Encoding, head_dim: int, trained_length: int | None, label: str = ""
@@ -71,7 +61,8 @@ class FrequencySchedule:
         self._label = label or str(encoding)
         self._by_length: dict[tuple[int, bool], Frequencies] = {}
         self.fix(None)
-        self.pairs = len(self.at(SHORT, True).array)
+        self.pairs = len(self.at(SHORT, True).array)  # those of frequency 0 included
+        # Whether they follow the length or the training mode: cached keys may be rotated otherwise.
         self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
         if not self.changes:
             for frequencies in self._fixed.values():

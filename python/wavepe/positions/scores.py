@@ -64,18 +64,6 @@ class Scores:
     """The terms that an encoding adds to the scores.
 
     Constant tables that queries read as they are become one table, and constant biases one bias.
-
-    Attributes
-    ----------
-    encoding : Encoding
-        Of one layer.
-    heads : int
-    has_decay : bool
-        Whether keys get columns, see `with_decay`.
-    extended : SelfExtend, optional
-        The two calls of attention that replace one, outside training.
-    reads_positions : bool
-        Whether positions matter, and not their differences alone.
     """
 
     def __init__(
@@ -86,7 +74,7 @@ class Scores:
         causal: bool,
         rotated_dims: int | None = None,
     ) -> None:
-        self.encoding = encoding
+        self.encoding = encoding  # of one layer
         self._head_dim, self.heads, self._causal = head_dim, heads, causal
         self._rotated_dims = rotated_dims or head_dim  # the first of each head
         parts = encoding.parts
@@ -97,10 +85,12 @@ class Scores:
             raise ValueError(f"'{encoding}': {' and '.join(decays)} both decay: keep one of them")
         if decays and not causal:
             raise ValueError(f"'{encoding}' needs causal attention: give causal=True")
-        self.has_decay = bool(decays)
+        self.has_decay = bool(decays)  # whether `with_decay` adds columns
         extends = getattr(encoding.rotary, "self_extend", None) is not None
+        # the two calls of attention that replace one, outside training
         self.extended = SelfExtend(encoding, self._rotated_dims, causal) if extends else None
         self._has_temperature, self._window = encoding.has_temperature, encoding.window
+        # whether positions matter, and not their differences alone
         self.reads_positions = extends or self._has_temperature
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]

@@ -20,13 +20,7 @@ from ..ops._torch_private import is_known
 
 
 class SelfExtend:
-    """Attention of a RoPE with `self_extend`, which rotates the first `dims` dims of a head.
-
-    Raises
-    ------
-    ValueError
-        Another part of the encoding depends on the distance, or the attention is not causal.
-    """
+    """Attention of a RoPE with `self_extend`, which rotates the first `dims` dims of a head."""
 
     def __init__(self, encoding: Encoding, dims: int, causal: bool) -> None:
         rope = cast(RoPE, encoding.rotary)
