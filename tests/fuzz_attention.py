@@ -6,16 +6,7 @@ import attention_cases as cases
 import numpy as np
 from attention_cases import judge, ops, tensors, torch
 from attention_options import largest, slopes
-from fuzz_draw import (
-    BLOCKS,
-    chance,
-    length,
-    near,
-    pick,
-    spoil_rows,
-    strided,
-    width,
-)
+from fuzz_draw import BLOCKS, chance, length, near, pick, spoil_rows, strided, width
 
 FAR = 2**40  # further than any key
 PAIRS = 200_000  # pairs of a query and a key, in all heads; the oracle takes 50 ms for them

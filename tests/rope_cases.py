@@ -18,11 +18,7 @@ MINIMAL = {
 
 def frequencies(kind, dim=8, theta=None, *, length=None, max_length=None, **keys):
     return wavepe.rope_frequencies(
-        dim,
-        theta,
-        scaling={"rope_type": kind, **keys},
-        length=length,
-        max_length=max_length,
+        dim, theta, scaling={"rope_type": kind, **keys}, length=length, max_length=max_length
     )
 
 

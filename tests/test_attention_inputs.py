@@ -12,16 +12,7 @@ import pytest
 import wavepe
 from attention_arrays import DECODING, Shape, call, check, draw
 from attention_options import EMPTY
-from cases import (
-    INTEGERS,
-    LAYOUTS,
-    OUT_LAYOUTS,
-    SIZES,
-    Guard,
-    assert_same_bits,
-    generator,
-    lay_out,
-)
+from cases import INTEGERS, LAYOUTS, OUT_LAYOUTS, SIZES, Guard, assert_same_bits, generator, lay_out
 from processes import python
 
 SHAPE = Shape(2, 4, 2, 7, 9, 5, 6)

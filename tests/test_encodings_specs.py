@@ -206,10 +206,7 @@ def test_canonical_spec(text, canonical):
         ("rope:type=yarn,factor=2+3", "rope factor must be a number"),
         ("rope:type=longrope,short_factor=1,long_factor=2", "short_factor must be a list"),
         ("rope:type=longrope,short_factor=1+0,long_factor=2+3", r"short_factor\[1\] must be above"),
-        (
-            "rope:type=longrope,short_factor=1+2,long_factor=2+",
-            "one value per pair, got 2 and 1",
-        ),
+        ("rope:type=longrope,short_factor=1+2,long_factor=2+", "one value per pair, got 2 and 1"),
         ("rope:type=llama3,factor=8,low_freq_factor=4,high_freq_factor=4", "must be above low"),
         ("rope:partial_rotary_factor=1.5", "partial_rotary_factor must be a number from 0 to 1"),
         ("rope:fraction=0.5,type=default", "fraction=0.5 cannot be combined with type"),

@@ -11,17 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import wavepe.hf
-from convert_cases import (
-    IDS,
-    OTHERS,
-    load,
-    names,
-    read,
-    refused,
-    state,
-    stock,
-    stock_bin,
-)
+from convert_cases import IDS, OTHERS, load, names, read, refused, state, stock, stock_bin
 from hf_model import logits, tiny
 from processes import forked
 from wavepe.hf import conversion, convert
@@ -120,8 +110,7 @@ def test_links_that_lead_out_of_the_folder(link, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before torch 1.6"])
 @pytest.mark.parametrize(
-    ("spec", "shards", "tied"),
-    [("alibi", 1, False), ("alibi", 3, True), ("shaw:clip=3", 3, False)],
+    ("spec", "shards", "tied"), [("alibi", 1, False), ("alibi", 3, True), ("shaw:clip=3", 3, False)]
 )
 def test_pytorch_files(spec, shards, tied, new, tmp_path):
     model = tiny(tie_word_embeddings=tied).bfloat16()

@@ -25,7 +25,7 @@ pytestmark = [
         # PEFT asks the Hub for the base of an adapter, and says that it cannot.
         "ignore:Could not find a config file:UserWarning",
         "ignore:The PEFT config's:UserWarning",
-    ),
+    )
 ]
 
 

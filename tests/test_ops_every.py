@@ -5,13 +5,7 @@ import itertools
 
 import pytest
 import torch
-from cases import (
-    SIZES,
-    assert_agrees,
-    compiled_once,
-    generator,
-    recording_backend,
-)
+from cases import SIZES, assert_agrees, compiled_once, generator, recording_backend
 from op_cases import F32, F64, OPERATORS, PROGRAMS, fake, of_values, program_of, tensors_of
 from tensors import (
     FLOATS,

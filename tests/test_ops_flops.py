@@ -4,11 +4,7 @@ import pytest
 import torch
 import wavepe
 from processes import output
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from wavepe import ops
 from wavepe.nn import Attention
 

@@ -8,15 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import (
-    LAYOUTS,
-    SIZES,
-    assert_same_bits,
-    assert_within,
-    generator,
-    lay_out,
-    psi_bound,
-)
+from cases import LAYOUTS, SIZES, assert_same_bits, assert_within, generator, lay_out, psi_bound
 
 FLOATS = (np.float16, np.float32, np.float64)
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)

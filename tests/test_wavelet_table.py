@@ -7,12 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import (
-    INTEGERS,
-    SIZES,
-    assert_same_bits,
-    assert_within,
-)
+from cases import INTEGERS, SIZES, assert_same_bits, assert_within
 from checks import check_wavelet_table as check
 
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)

@@ -243,8 +243,7 @@ def _run(
     work = lse.size * keys * (d + dv) // 8  # rotating this many elements takes as long
     call = functools.partial(_numpy.attention, _numpy.kernels(), *operands, *options)
     threads.run(
-        lambda units: call(units.start, units.stop),
-        threads.cut(lse.size // queries * blocks, work),
+        lambda units: call(units.start, units.stop), threads.cut(lse.size // queries * blocks, work)
     )
     return out, lse
 

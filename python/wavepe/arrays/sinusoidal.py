@@ -11,11 +11,7 @@ from .rope_frequencies import DEFAULT_THETA, rope_frequencies
 
 
 def sinusoidal(
-    positions: ArrayLike,
-    dim: int,
-    theta: float = DEFAULT_THETA,
-    *,
-    out: np.ndarray | None = None,
+    positions: ArrayLike, dim: int, theta: float = DEFAULT_THETA, *, out: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the sinusoidal position vectors of the Transformer.
 

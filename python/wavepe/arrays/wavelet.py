@@ -19,11 +19,7 @@ __all__ = ["KINDS", "gaussian", "haar", "morlet", "ricker", "wavelet_grid", "wav
 
 
 def wavelet_grid(
-    dim: int,
-    scales: int | Sequence[float] = 8,
-    min_scale: float = 1,
-    *,
-    fixed_scale: bool = False,
+    dim: int, scales: int | Sequence[float] = 8, min_scale: float = 1, *, fixed_scale: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the scale and the shift of each column of a wavelet table.
 

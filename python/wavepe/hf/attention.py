@@ -189,12 +189,7 @@ def _by_pytorch(call: Call) -> tuple[Tensor, None]:
 
 
 def _learned(
-    module: Any,
-    layer: LayerState,
-    pass_: Pass,
-    q: Tensor,
-    k: Tensor,
-    position_bias: Tensor | None,
+    module: Any, layer: LayerState, pass_: Pass, q: Tensor, k: Tensor, position_bias: Tensor | None
 ) -> tuple[Tensor, Terms]:
     """Return the keys, with their decay, and what the encoding of a layer has learned."""
     score: Any = layer.score
