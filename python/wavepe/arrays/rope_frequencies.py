@@ -296,11 +296,7 @@ def _longrope(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _llama3(case: _Case) -> tuple[np.ndarray, float]:
-    """Return Llama 3.1's scaling, which depends on a pair's turns within the original length.
-
-    Pairs with fewer turns than low_freq_factor are divided by the factor. Pairs with more turns
-    than high_freq_factor stay. Between the two, the scaling changes linearly.
-    """
+    """Return Llama 3.1's scaling: pairs of few turns are divided by the factor, fast ones stay."""
     parameters, plain = case.parameters, case.powers()
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters[ORIGINAL] * plain / (2 * math.pi)
@@ -343,9 +339,6 @@ ROPE_TYPES: dict[str, RopeType] = {
     "llama3": RopeType(_llama3, ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)),
     "proportional": RopeType(_proportional, (), ("factor",)),
 }
-
-
-# ---------------------------------------------------------------- values of the parameters
 
 
 def divisors(name: str, value: Any) -> tuple[float, ...]:

@@ -148,13 +148,9 @@ class Methods:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without what is computed once, for copies and pickles."""
-        cls = type(self)
-        computed = functools.cached_property
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if not isinstance(getattr(cls, name, None), computed)
-        }
+        cls, computed = type(self), functools.cached_property
+        kept = [name for name in vars(self) if not isinstance(getattr(cls, name, None), computed)]
+        return {name: getattr(self, name) for name in kept}
 
     def _has(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(Methods, method)

@@ -20,17 +20,15 @@ ENCODING = "_wavepe_encoding"  # attribute of a cache
 
 
 class CacheGuard:
-    """Refuse a cache whose keys were computed with another encoding.
-
-    `current` names the encoding, without `parts`: those whose frequencies may change between passes
-    are named in each. `initial` names what filled a cache without a note; None: unknown.
-    """
+    """Refuse a cache whose keys were computed with another encoding."""
 
     names: tuple[str, ...] = ()
     hint = ""  # another remedy for the error
 
     def __init__(self, initial: str | None, current: str = "", parts: Parts = ()) -> None:
-        self.initial, self.current, self.parts = initial, current, parts
+        self.initial = initial  # the name of what filled a cache without a note; None: unknown
+        self.current = current  # the name of the encoding, without the parts
+        self.parts = parts  # whose frequencies may change between passes: each pass names them
 
     @classmethod
     def of(cls, spec: StoredSpec, parts: Parts) -> CacheGuard:

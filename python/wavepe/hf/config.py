@@ -205,8 +205,6 @@ def fill_peft_tables() -> None:
                 table.setdefault(kind, table[config.stock.model_type])
 
 
-# ---------------------------------------------------------------- a class for each family
-
 _DOC = """Configure a {name} with a position encoding.
 
     Parameters

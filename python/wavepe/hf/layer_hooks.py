@@ -12,11 +12,12 @@ from torch import Tensor
 from transformers import Cache
 
 from ..positions import LearnedCache, Rotated, Scores, Terms
-from . import families, replaced_code
+from . import families
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
 from .pairs import Layout
 from .passes import PASS, Args, Kwargs, Pass
+from .replaced_code import replaced
 from .rotary import CosSin, Rotary
 from .rotary_check import check_config, check_rope
 from .sequences import measures_tokens
@@ -112,7 +113,7 @@ def before_attention(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwa
         pass_ = kwargs[PASS] = Pass((), (), kwargs, module.layer_idx)
         pass_.kwargs = {}
     if pass_.waiting:
-        raise replaced_code.forward_replaced(type(module), module.config)
+        raise replaced(f"the forward of this {type(module).__name__}", module.config)
     pass_.ran = pass_.waiting = True
     hidden = kwargs["hidden_states"]
     pass_.hidden = hidden if layer.learns else None
@@ -148,7 +149,7 @@ def before_attention(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwa
 def after_attention(module: Any, args: Args, kwargs: Kwargs, output: Any) -> None:
     """Raise ValueError if the layer, which stands alone, has left the encoding out (hook)."""
     if kwargs[PASS].waiting:
-        raise replaced_code.forward_replaced(type(module), module.config)
+        raise replaced(f"the forward of this {type(module).__name__}", module.config)
 
 
 def _keep_decay(module: Any, layer: LayerState, pass_: Pass, kwargs: Kwargs) -> None:

@@ -33,11 +33,6 @@ def replaced(what: str, config: Any) -> ValueError:
     )
 
 
-def forward_replaced(attention: type, config: Any) -> ValueError:
-    """Return the error for an attention class whose forward leaves the encoding out."""
-    return replaced(f"the forward of this {attention.__name__}", config)
-
-
 def check_before(pass_: Pass, attention: Any, base: Any) -> None:
     """Raise ValueError if the function that rotates ignores the angles of wavepe."""
     if pass_.compiling:
@@ -56,7 +51,7 @@ def check_after(pass_: Pass, attention: type, base: Any) -> None:
     be left out as a whole: then there is no attention without positions.
     """
     if pass_.waiting:
-        raise forward_replaced(attention, base.config)
+        raise replaced(f"the forward of this {attention.__name__}", base.config)
     if pass_.compiling or not base.layers:
         return
     for module in (base, *base.layers):

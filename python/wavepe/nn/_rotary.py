@@ -185,7 +185,7 @@ class Rotary(nn.Module):
             self._rotation = FrequencySchedule(rope, self.head_dim, self.trained_length, label)
         self._theta = theta
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
-        self._frequencies = self._rotation.fixed(training=False)
+        self._frequencies = self._rotation.fixed[False]
         if self._frequencies is not None:
             self._compare(self._frequencies)
 

@@ -102,7 +102,16 @@ def check_arguments(call: Arguments) -> None:
     tensors = {name: x for name in names if (x := getattr(call, name)) is not None}
     check_device(**tensors)
     check_dtype("q", q)
-    _check_dtypes(tensors)
+    for name, x in tensors.items():
+        if name in ("k", "v", "p", "q_rel") and x.dtype != q.dtype:
+            check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
+        if name in ("bias", "sinks") and x.dtype != wide(q):
+            check(False, f"{name} must be {wide(q)} for q of {q.dtype}, got {x.dtype}")
+        if name in ("offset", "segments", "slopes", "key_mask"):
+            known = {"slopes": FLOATS, "key_mask": (torch.bool,)}.get(name, INTEGERS)
+            check_dtype(name, x, known)
+        if name == "mask":
+            check_mask(x)
     _check_shapes(tensors)
     for option, name, axis in (("beyond", "p", -2), ("bias_beyond", "bias", -1)):
         check_choice(option, beyond := getattr(call, option), BEYOND)
@@ -119,20 +128,6 @@ def check_arguments(call: Arguments) -> None:
     most = 1e300 if q.dtype == torch.float64 else 1e30
     if call.softcap is not None and not 1 / most <= call.softcap <= most:
         check(False, f"softcap must lie in {1 / most:g}..{most:g}, got {float(call.softcap):g}")
-
-
-def _check_dtypes(tensors: dict[str, Tensor]) -> None:
-    q = tensors["q"]
-    for name, x in tensors.items():
-        if name in ("k", "v", "p", "q_rel") and x.dtype != q.dtype:
-            check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
-        if name in ("bias", "sinks") and x.dtype != wide(q):
-            check(False, f"{name} must be {wide(q)} for q of {q.dtype}, got {x.dtype}")
-        if name in ("offset", "segments", "slopes", "key_mask"):
-            known = {"slopes": FLOATS, "key_mask": (torch.bool,)}.get(name, INTEGERS)
-            check_dtype(name, x, known)
-        if name == "mask":
-            check_mask(x)
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:

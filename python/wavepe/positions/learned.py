@@ -19,19 +19,15 @@ from .tables import capacity_range
 
 
 class LearnedTerms(NamedTuple):
-    """The terms that a part of an encoding computes from its parameters; None: not learned.
-
-    Where a layer has some of the parameters for itself, `shared` holds the others, and the layer
-    makes the terms. The last two come from the input of the layer: the queries of the table, and
-    the decay of each token. `parameters` are for `Encoding.score_vectors`.
-    """
+    """The terms that a part of an encoding computes from its parameters; None: not learned."""
 
     table: Table | None = None
     bias: Bias | None = None
     query: Query | None = None
-    shared: dict[str, Tensor] | None = None
+    shared: dict[str, Tensor] | None = None  # parameters for the terms of layers, which have others
     sinks: Tensor | None = None
-    parameters: dict[str, Tensor] | None = None
+    parameters: dict[str, Tensor] | None = None  # for `Encoding.score_vectors`
+    # from the input of the layer: the queries of the table, and the decay of each token
     input_query: Tensor | None = None
     input_decay: Tensor | None = None
 

@@ -63,28 +63,24 @@ class FrequencySchedule:
         self.fix(None)
         self.pairs = len(self.at(SHORT, True).array)  # those of frequency 0 included
         # Whether they follow the length or the training mode: cached keys may be rotated otherwise.
-        self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
+        self.changes = self.fixed[True] is None or self.fixed[True] != self.fixed[False]
         if not self.changes:
-            for frequencies in self._fixed.values():
+            for frequencies in self.fixed.values():
                 cast(Frequencies, frequencies).label = self._label
 
     @property
     def follows_length(self) -> bool:
         """Whether the frequencies follow the length, in training or in evaluation."""
-        return None in self._fixed.values()
+        return None in self.fixed.values()
 
     def fix(self, length: int | None) -> None:
         """Use the frequencies of `length` tokens from now on; None: those of each sequence."""
         self.length = length
         # The key is the training mode. The value is None if the frequencies follow the length.
-        self._fixed = {
+        self.fixed = {
             training: self._same_for_all(training) if length is None else self.at(length, training)
             for training in (True, False)
         }
-
-    def fixed(self, training: bool) -> Frequencies | None:
-        """Return the frequencies of all lengths; None if they follow the length."""
-        return self._fixed[training]
 
     def at(self, length: int, training: bool) -> Frequencies:
         """Return the frequencies of a sequence of `length` tokens."""
@@ -96,7 +92,7 @@ class FrequencySchedule:
 
     def angles(self, positions: Tensor, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (1|B, L, h), of positions (1|B, L), in the compute type of x."""
-        frequencies = self.fixed(training)
+        frequencies = self.fixed[training]
         lengths = None if frequencies or torch.compiler.is_compiling() else current.lengths
         if lengths is None:
             frequencies = frequencies or self.of_longest(1, positions, training)
@@ -123,7 +119,7 @@ class FrequencySchedule:
 
     def needed(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
         """Return the frequencies for a call: fixed ones, or those of `of_longest`."""
-        return self.fixed(training) or self.of_longest(length, positions, training)
+        return self.fixed[training] or self.of_longest(length, positions, training)
 
     @disable("this RoPE follows the length: NumPy computes its frequencies")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:

@@ -217,8 +217,6 @@ class Scores:
             return self._window if window is None else window
         return torch.sym_min(window, self._window)
 
-    # ---- terms without the queries ----
-
     def _terms(
         self, q: Tensor, keys: int, learned: Terms, scale: float | None, named: bool
     ) -> _Terms:
@@ -295,8 +293,6 @@ class Scores:
         is_separate = shift is not None or query is not None
         return _Terms(arguments, shift, query, is_separate, joined, from_input, sinks)
 
-    # ---- changed queries and keys ----
-
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
         """Return the keys as a cache holds them: with columns for each token's decay, if any."""
         if not self.has_decay:
@@ -355,8 +351,6 @@ class Scores:
             tables = [Table(p, self._first(keys) - 1, "edge")]
         q_rel = torch.cat(queries, -1) if len(queries) > 1 else queries[0]
         kernel_args |= {**tables[0]._asdict(), "q_rel": q_rel}
-
-    # ---- tables and biases of a call ----
 
     def _first(self, keys: int) -> int:
         """Return the first distance among `keys` tokens."""

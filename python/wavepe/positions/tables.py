@@ -76,11 +76,7 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
 
 
 def cached_by_length(build: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function of a length and other arguments so that its results are kept.
-
-    The function is called with a capacity, a length at or above the given one. So one result serves
-    many lengths. It cannot be used in a compiler's graph.
-    """
+    """Keep the results of a function of a length, called with a capacity; no graph may call it."""
 
     @functools.wraps(build)
     def cached(length: int, *arguments: Any) -> T:
@@ -134,11 +130,7 @@ def constant_bias(
 
 
 def name_of(encoding: Encoding) -> str:
-    """Return a name that `encoding_named` knows: the spec, with a number if needed.
-
-    If a class replaced a registered one, encodings of both have the same spec. Then the number
-    distinguishes them.
-    """
+    """Return a name that `encoding_named` knows: the spec, with a number if another one has it."""
     spec = name = str(encoding)
     number = 1
     while _named.setdefault(name, encoding) != encoding:
