@@ -25,6 +25,12 @@ def attention(own, torch):
     return Attention
 
 
+def learner(name, initial, **methods):
+    """Register a class that learns what `initial(head_dim, heads)` returns."""
+    methods |= {"name": name, "learned": True, "parameters": lambda self, *sizes: initial(*sizes)}
+    register_encoding(type(name.title(), (Encoding,), methods))
+
+
 def test_own_encoding(own):
     @register_encoding
     class Even(Encoding):
@@ -204,17 +210,10 @@ def test_what_is_no_class_of_an_encoding(own):
 def test_queries_of_other_shapes_are_refused(attention, torch, name):
     """They would be added as they broadcast, along the tokens."""
 
-    @register_encoding
-    class Flat(Encoding):
-        name = "flat"
-        learned = True
+    def learned_query(self, parameters):
+        return Query(**{name: parameters["x"]})
 
-        def parameters(self, head_dim, heads):
-            return {"x": np.ones(head_dim)}
-
-        def learned_query(self, parameters):
-            return Query(**{name: parameters["x"]})
-
+    learner("flat", lambda size, _: {"x": np.ones(size)}, learned_query=learned_query)
     q = torch.zeros(1, 2, 8, 8)
     with pytest.raises(ValueError, match=rf"'flat': learned_query must return {name} of shape"):
         attention("flat", 8, 2)(q, q, q)
@@ -260,36 +259,30 @@ def test_arrays_without_their_range_are_refused(attention, torch, method, needed
         attention("bare", 8, 2)(q, q, q)
 
 
+def asking(name):
+    """Register `asked`, which learns u or v alone."""
+
+    def learned_query(self, parameters):
+        return Query(**parameters)
+
+    learner("asked", lambda *sizes: {name: np.zeros(sizes[::-1])}, learned_query=learned_query)
+
+
 def test_tables_of_heads_have_a_first_one(own, torch):
-    @register_encoding
-    class Each(Encoding):
-        name = "each"
-        learned = True
+    def learned_table(self, length, parameters, *, causal=True):
+        return parameters["x"], 0, "zero"
 
-        def parameters(self, head_dim, heads):
-            return {"x": np.arange(heads * 3.0 * head_dim).reshape(heads, 3, head_dim)}
+    def initial(size, heads):
+        return {"x": np.arange(heads * 3.0 * size).reshape(heads, 3, size)}
 
-        def learned_table(self, length, parameters, *, causal=True):
-            return parameters["x"], 0, "zero"
-
+    learner("each", initial, learned_table=learned_table)
     p = wavepe.encoding("each").table(3, 2).p
     np.testing.assert_array_equal(p, [[0, 1], [2, 3], [4, 5]])
 
 
 def test_an_encoding_that_learns_queries_alone_is_one(own):
     """It adds no term, and is no "none": it may stand beside others, and in layers of its own."""
-
-    @register_encoding
-    class Asked(Encoding):
-        name = "asked"
-        learned = True
-
-        def parameters(self, head_dim, heads):
-            return {"u": np.zeros((heads, head_dim))}
-
-        def learned_query(self, parameters):
-            return Query(u=parameters["u"])
-
+    asking("u")
     both = wavepe.encoding("alibi+asked")
     assert (both.terms, both.learns, both.in_attention) == (("slopes",), ("query",), True)
     with pytest.raises(ValueError, match=r"'none' is no position encoding.*'asked'"):
@@ -329,38 +322,19 @@ def test_wrong_rows_are_refused(attention, spec, returned, error, message):
 
 
 def test_queries_need_what_reads_them(attention, torch):
-    class Asked(Encoding):
-        name = "asked"
-        learned = True
-
-        def parameters(self, head_dim, heads):
-            return {"v": np.zeros((heads, head_dim))}
-
-        def learned_query(self, parameters):
-            return Query(v=parameters["v"])
-
-    register_encoding(Asked)
+    asking("v")
     q = torch.zeros(1, 2, 4, 8)
     with pytest.raises(ValueError, match=r"'asked': .* queries of a table, and .* has no"):
         attention("asked", 8, 2)(q, q, q)
 
 
 def test_names_that_modules_have(attention):
+    def learned_bias(self, length, parameters, *, causal=True):
+        return next(iter(parameters.values()))[:, None], 0, "edge"
+
     for name, parameter in (("half", "x"), ("plain", "half")):
-
-        class Named(Encoding):
-            learned = True
-            key = parameter
-
-            def parameters(self, head_dim, heads):
-                return {self.key: np.zeros(heads)}
-
-            def learned_bias(self, length, parameters, *, causal=True):
-                return parameters[self.key][:, None], 0, "edge"
-
-        Named.name = name
-        Named.__qualname__ = f"Named_{name}"
-        register_encoding(Named)
+        initial = {parameter: np.zeros(2)}
+        learner(name, lambda *_, initial=initial: initial, learned_bias=learned_bias)
         with pytest.raises(ValueError, match="cannot be called 'half'"):
             attention(f"alibi+{name}", 8, 2)
 
