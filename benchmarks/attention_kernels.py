@@ -144,7 +144,7 @@ def sass(compiled: Any) -> str:
 
 
 def _dumped(option: str, compiled: Any) -> str:
-    """Return what cuobjdump, which Triton brings, says of a kernel."""
+    """Return the output of cuobjdump, which Triton brings, for a kernel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

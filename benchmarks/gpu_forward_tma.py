@@ -149,7 +149,7 @@ def _launch(
     return kernel[grid](*arguments, **options)
 
 
-# ---- what Triton makes of it --------------------------------------------------------------------
+# ---- compiled ------------------------------------------------------------------------------------
 
 
 def measure(arch: int, d: int, variant: Variant, causal: bool = True) -> dict[str, Any]:
@@ -187,13 +187,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for d in (64, 128):
             for variant in VARIANTS:
                 try:
-                    found = measure(arch, d, variant)
+                    row = measure(arch, d, variant)
                 except Exception as error:  # a shape that Triton cannot compile for this GPU
                     reason = str(error).strip().splitlines()[:1] or [""]
                     rows.append((f"sm_{arch}", str(d), str(variant), reason[0][:50]))
                     continue
-                cells = (found[x] for x in ("registers", "spilled", "warps", "loop", "tile copies"))
-                kilobytes = f"{-(-found['shared'] // 1024)}"
+                cells = (row[x] for x in ("registers", "spilled", "warps", "loop", "tile copies"))
+                kilobytes = f"{-(-row['shared'] // 1024)}"
                 rows.append((f"sm_{arch}", str(d), str(variant), *map(str, cells), kilobytes))
                 print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     head = ("", "d", "variant", "registers", "spilled, B", "warps", "loop", "copies", "shared, KB")

@@ -272,11 +272,11 @@ def _tried(
 ) -> Line:
     """Return the time of a kernel in a call, unless the results of `calls` are not those wanted."""
     try:
-        found = [x for each in calls for x in each()]
+        results = [x for each in calls for x in each()]
         seconds = kernel_seconds(call, place, 3)
     except Exception as error:  # such as too much shared memory
         return Line(f"{name}: {gpu_attention.brief(error)[:50]}", None, "us")
-    pairs = zip(found, want, strict=True)
+    pairs = zip(results, want, strict=True)
     off = max((((x.float() - y).norm() / y.norm()).item() for x, y in pairs), default=0.0)
     wrong = "" if off < 0.01 else f", WRONG by {off:.1g}"
     of_kernel = [s for each, s in seconds.items() if each.startswith(kernel)]
