@@ -81,7 +81,8 @@ def cached_by_length(build: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(build)
     def cached(length: int, *arguments: Any) -> T:
         try:
-            return build_once(build, capacity_for(length), *arguments)
+            # as `build_once` does it, without its call in every layer
+            return _built(build, (capacity_for(length), *arguments), registrations())
         # An encoding may have fewer positions than the capacity: "binary" has 2^dim.
         except ValueError:
             return build_once(build, length, *arguments)
