@@ -6,7 +6,8 @@ docs/guides/gpu.md shows its rows.json. Each phase has its own processes and a d
 one costs only the last rows. Every line is printed and appended to FOLDER/lines.txt at once. At the
 end a table shows what was predicted beside what was measured.
 
-`prepare` compiles the kernels ahead, without a GPU, into the folder of --cache.
+`prepare` compiles the kernels ahead, without a GPU, into the folder of --cache. What is there
+already is not compiled again, so it may be stopped and started.
 `--dry` runs a window on the CPU, at toy sizes: the CUDA kernels are emulated, Triton's interpreter
 runs those of attention, and the host's part runs with a libcuda that does nothing. No figure
 counts.
@@ -210,8 +211,8 @@ def build_emulated() -> bool:
     return done.returncode == 0
 
 
-def prepare(cache: Path) -> int:
-    """Compile the kernels that the windows launch on an sm_90, without a GPU.
+def prepare(cache: Path, dry: bool = False) -> int:
+    """Compile the kernels that the windows launch on an sm_90, without a GPU; if `dry`, a few.
 
     The launches are real, on a libcuda that does nothing: Triton's cache has other keys for kernels
     that are compiled and not launched.
@@ -224,18 +225,18 @@ def prepare(cache: Path) -> int:
     place = Place("cpu")
     place.emulated = False  # the sizes and dtypes of a GPU
     with gpu_host.on_a_gpu():
-        for d in (128, 64):
+        for d in (64,) if dry else (128, 64):
             for name, call in gpu_parts.steps(place, d, 2048).items():
                 call()
                 print(f"head size {d}, {name}", flush=True)
             step = gpu_parts.steps(place, d, 2048)["wavelet"]
             for role, options in gpu_parts.TILES.items():
-                for option in options:
+                for option in options[:1] if dry else options:
                     print(f"head size {d}, {role} {option}", flush=True)
                     with contextlib.suppress(Exception), gpu_parts.tile(role, *option):
                         step(gpu_parts.next_scale(d))
-            for line in gpu_parts.variants(place, d, 2048):
-                print(f"head size {d}, {line.name}", flush=True)
+            for line in () if dry else gpu_parts.variants(place, d, 2048):
+                print(f"head size {d}, {line.name.partition(':')[0]}", flush=True)
     for line in gpu_parts.cache():
         print(text_of(line._asdict()))
     return 0
@@ -338,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="on the CPU, at toy sizes")
     args = parser.parse_args(argv)
     if args.window == "prepare":
-        return prepare(args.cache)
+        return prepare(args.cache, args.dry)
     phases = WINDOWS[args.window]
     args.out.mkdir(parents=True, exist_ok=True)
     emulated = args.dry and any(

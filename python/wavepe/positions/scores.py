@@ -368,8 +368,7 @@ class Scores:
             size = (self._head_dim, dtype, like.device)
             rows = graph_rows(table.name, "table", self._causal, keys, *size)
             return Table(rows, self._first(keys))
-        constant = (table.encoding, self._head_dim, self._causal)
-        return Table(table_on(like.device, keys, *constant))
+        return Table(table_on(like.device, keys, table.encoding, self._head_dim, self._causal))
 
     def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
         size = (self.heads, wide(q), q.device)
