@@ -141,7 +141,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 workers = []
 
 
-def begin(lock):
+def begin(lock, places):
     # A new process has no handlers, and no file of the folder but the lock.
     for each in TERMINATION_SIGNALS:
         signal.signal(each, signal.SIG_DFL)
@@ -149,7 +149,7 @@ def begin(lock):
     for handle in [x for x, name in names.items() if os.path.realpath(name) == str(out.resolve())]:
         if handle != lock.fileno():
             os.close(handle)
-    started(lock)
+    started(lock, places)
     lock.close()
 
 

@@ -148,30 +148,14 @@ def test_band_variance():
 # --------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("matrix", MATRICES)
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1.0, 8), TypeError, "position"),
-        ((1, 7), ValueError, "dim must be even .*, got 7"),
-        ((1, 0), ValueError, "dim"),
-        ((1, 8, 0.0), ValueError, "theta"),
-    ],
-)
-def test_errors_of_the_matrices(matrix, arguments, error, message):
-    with pytest.raises(error, match=message):
-        matrix(*arguments)
-
-
-def test_positions_that_float64_does_not_hold():
-    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
-        with pytest.raises(ValueError, match=r"2\^53"):
-            matrix(2**60, 8)
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "message"),
     [
+        ("rope_matrix", (1.0, 8), TypeError, "position"),
+        ("rope_matrix", (2**60, 8), ValueError, r"2\^53"),
+        ("rope_matrix", (1, 7), ValueError, "dim must be even .*, got 7"),
+        ("rope_wavelet_matrix", (1, 0), ValueError, "dim"),
+        ("multiscale_rope_matrix", (1, 8, 0.0), ValueError, "theta"),
         ("wavelet_transform", (3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),
         ("wavelet_transform", ([1.0], 0, 0), ValueError, "scale must be above 0, got 0"),
         ("wavelet_transform", ([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),

@@ -206,20 +206,6 @@ def test_the_model_of_another_spec_is_not_taken(tmp_path, capsys):
     assert "remove that folder" in refused(capsys, tmp_path, **args)
 
 
-@pytest.mark.usefixtures("lin")
-def test_rows_of_a_shared_name_are_made_again(tmp_path):
-    """A folder from when two specs shared one: the second has the figures of the first."""
-    args = {"specs": ALIKE[:2], "steps": 2}
-    assert compare(tmp_path, **args) == 0
-    right = figures(tmp_path)
-    wrong = results(tmp_path)
-    wrong["runs"][1]["perplexity"] = wrong["runs"][0]["perplexity"]
-    (tmp_path / "results.json").write_text(json.dumps(wrong))
-    shutil.rmtree(next((tmp_path / "checkpoints").glob("lin-slope-0.5-?*-seed0")))
-    assert compare(tmp_path, **args) == 0
-    assert figures(tmp_path) == right
-
-
 def test_the_state_of_another_training_is_not_taken(tmp_path, capsys, monkeypatch):
     interrupt(monkeypatch, loop.State, "save")
     assert compare(tmp_path, "--quiet", **ONE) == 130
@@ -245,9 +231,11 @@ def test_a_checkpoint_that_lacks_a_tensor_or_its_end(copy, capsys):
     message = refused(capsys, copy, "--quiet", code=1, **TWO)
     assert f"cannot load {model.parent}" in message
     assert "remove" in message
-    shutil.rmtree(model.parent)
+    shutil.rmtree(model.parent)  # its figures go with it
+    wrong = json.dumps(results(trained(**TWO))).replace('"16": ', '"16": 9')
+    (copy / "results.json").write_text(wrong)
     assert compare(copy, **TWO) == 0
-    assert figures(copy) == figures(trained(**TWO))
+    assert figures(copy)[0] == figures(trained(**TWO))[0]
 
 
 @pytest.mark.parametrize("what", ["results.json", "checkpoints", "training"])
@@ -285,7 +273,7 @@ def write(path, content):
 
 def imported(out):
     """Return the names of the imported files that a folder keeps, without their digests."""
-    kept = json.loads((out / "settings.json").read_text())["imports"]
+    kept = json.loads((out / "settings.json").read_text()).get("imports", [])
     assert all(len(name.split()[-1]) == 12 for name in kept)
     return [name.rpartition(" ")[0] for name in kept]
 
@@ -328,6 +316,7 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
 
 
 def test_a_folder_without_imports_stays_as_it_was(wavelet, copy, capsys):
+    assert "imports" not in json.loads((copy / "settings.json").read_text())
     message = refused(capsys, copy, "--import", wavelet, **TWO)
     assert "imports not given there, own_wavelet.py" in message
 

@@ -80,7 +80,7 @@ def test_protocols(text, name, options):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_comparison(name):
     whole = settings("--preset", name)
-    assert whole.seeds >= (2 if name == "larger" else 3)  # hours of two cores
+    assert whole.seeds >= {"larger": 2, "gpu": 1}.get(name, 3)  # hours of two cores, or of a GPU
     assert max(whole.lengths) >= 8 * whole.train_length
     assert whole.models
     assert Settings.from_dict(asdict(whole)) == whole

@@ -45,7 +45,7 @@ def test_a_call_gives_the_figures_of_the_command(tmp_path, capfd):
     assert again.table() == found.table()
 
 
-def test_wrong_arguments_name_the_argument(tmp_path):
+def test_wrong_arguments_name_the_argument(tmp_path, monkeypatch):
     out = tmp_path / "out"
     for wrong, message in (
         ({"lr": 0}, "^`lr` 0: needs a positive number"),
@@ -53,9 +53,14 @@ def test_wrong_arguments_name_the_argument(tmp_path):
         ({"encodings": []}, "^`encodings`: needs at least one"),
         ({"executor": ThreadPoolExecutor()}, "^`executor`: needs processes, "),
         ({"executor": Executor(), "jobs": 2}, "^`executor`: needs .* `jobs` to be left out"),
+        ({"executor": "dusk://here:1"}, "^`executor` dusk://here:1: needs dask://HOST:PORT, slurm"),
+        ({"executor": "dask"}, "^`executor` dask: needs dask://HOST:PORT, slurm"),
     ):
         with pytest.raises(ValueError, match=message):
             compare(**{"encodings": "none", "out": out, **TINY, **wrong})
+    monkeypatch.setitem(clusters._KINDS, "mpi", ("nothing", None))
+    with pytest.raises(ImportError, match=r'`executor` mpi needs nothing: pip install "\.\[mpi\]"'):
+        compare("none", out=out, executor="mpi", **TINY)
     assert not out.exists()
     with pytest.raises(ValueError, match=r"^`data` '': no such file"):
         adapt(tmp_path, out, "alibi", data="")
@@ -199,17 +204,6 @@ def test_every_executor_gives_the_same_results(kind, tmp_path, capfd):
     alone, found = (without_times(results(tmp_path / name)) for name in ("alone", "out"))
     assert found == alone
     assert ("resumes at step" in capfd.readouterr().err) == (kind is dask)
-
-
-@pytest.mark.parametrize(("name", "message"), [
-    ("dusk://here:1", "`executor` dusk://here:1: needs dask://HOST:PORT, slurm"),
-    ("dask", "`executor` dask: needs dask://HOST:PORT, slurm"),
-    ("mpi", r'`executor` mpi needs nothing: pip install "\.\[mpi\]"'),
-])  # fmt: skip
-def test_a_wrong_executor(name, message, tmp_path, monkeypatch):
-    monkeypatch.setitem(clusters._KINDS, "mpi", ("nothing", None))
-    with pytest.raises(CommandError, match=message):
-        compare("none", out=tmp_path, executor=name, **TINY)
 
 
 def test_the_docstring_tells_the_defaults():

@@ -166,6 +166,8 @@ class Settings:
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """Return the content of settings.json, by which a folder recognises its comparison."""
         settings = asdict(self)
+        if not self.imports:  # folders of earlier comparisons do not have this key
+            del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256, "decayed": DECAYED}))
 
     @classmethod
