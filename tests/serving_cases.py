@@ -2,11 +2,10 @@
 
 `python tests/serving_cases.py [WORD ...]` asks each way of serving for the tokens of each family
 and each encoding (those whose name or spec has one of the words), and compares them with those of
-`generate` for each request alone. It takes some minutes.
+`generate` for each request alone. It takes half an hour.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import encoding_cases
@@ -38,6 +38,9 @@ FOLLOW_LENGTH = (
 )  # fmt: skip
 BY_LAYER = ("rope@0+wavelet:scales=4@1", "rope:self_extend=2,neighbors=4+window:size=20")
 RECOMMENDED = "wavelet:scales=4,biases=true,projection=true+kerple"
+IN_FAMILIES = ("rope", "rope+wavelet:scales=4", RECOMMENDED, "sinusoidal", "pope:theta=100",
+               FOLLOW_LENGTH[3], "wavelet:scales=2,rank=2,from_input=true",
+               "rope:theta=100+sink+window:size=4+temperature:floor=3,alpha=0.5")  # fmt: skip
 WAYS = ("generate_batch", "serve", "serve --continuous-batching")
 SETTINGS_OF_SERVER = ("--cb-block-size=8", "--cb-num-blocks=64", "--cb-max-batch-tokens=48")
 SETTINGS = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 48}  # else all free memory
@@ -170,8 +173,7 @@ class Server:
 
 def cases():
     """Family and spec of each model."""
-    yield from (("llama", spec) for spec in specs())
-    yield from itertools.product(FAMILIES, ("rope", "rope+wavelet:scales=4"))
+    return dict.fromkeys([*product(["llama"], specs()), *product(FAMILIES, IN_FAMILIES)])
 
 
 def model_of(family, spec):
