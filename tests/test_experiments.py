@@ -69,14 +69,20 @@ def test_wrong_arguments_name_the_argument(tmp_path, monkeypatch):
 
 
 class OneByOne(Executor):
-    """Runs each task at once, and has no more than `submit`, as executors of other libraries."""
+    """Runs each task at once, and has no more than `submit`, as executors of other libraries.
 
-    def submit(self, function, /, *args, **options):
+    It loses the process of a task whose number is in `lost`.
+    """
+
+    def __init__(self, *lost):
+        self.lost = lost
+
+    def submit(self, function, /, number, *args):
         future = Future()
-        try:
-            future.set_result(function(*args, **options))
-        except Exception as error:
-            future.set_exception(error)
+        if number in self.lost:
+            future.set_exception(EOFError("worker 7 is gone\nits log"))
+        else:
+            future.set_result(function(number, *args))
         return future
 
 
@@ -124,19 +130,9 @@ def test_a_task_ends_when_its_command_has(tmp_path, monkeypatch):
     assert compare(["none"], **options).table()[0][32] == figures(trained())[0][2]["32"]
 
 
-class Lost(Executor):
-    """Loses the process of its first task."""
-
-    def submit(self, function, /, number, *args):
-        future = OneByOne().submit(function, number, *args) if number else Future()
-        if not number:
-            future.set_exception(EOFError("worker 7 is gone\nits log"))
-        return future
-
-
 def test_a_lost_process_costs_one_training(tmp_path):
     with pytest.raises(CommandError, match=r"was killed, .* \(EOFError: worker 7 is gone\)$"):
-        compare(["none", "rope", "alibi"], out=tmp_path, executor=Lost(), **TINY)
+        compare(["none", "rope", "alibi"], out=tmp_path, executor=OneByOne(0), **TINY)
     assert [run["encoding"] for run in results(tmp_path)["runs"]] == ["rope", "alibi"]
 
 
