@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import commands
 import numpy as np
 from processes import forked
 from wavepe.cli import main
@@ -72,14 +73,8 @@ def figures(out):
 
 
 def refused(capsys, out, *more, code=2, **options):
-    """Return the one line that a comparison that fails writes to stderr."""
-    capsys.readouterr()
-    assert compare(out, *more, **options) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("wavepe compare: error: ")
-    return printed.err
+    """Return the one line of a comparison that fails."""
+    return commands.refused(capsys, *arguments(out, *more, **options), code=code)
 
 
 def interrupt(monkeypatch, owner, name, when=lambda *_: True):

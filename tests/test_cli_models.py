@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import wavepe
+from commands import refused, run
 from compare_cases import results, text, trained
 
 torch = pytest.importorskip("torch")
@@ -25,7 +26,6 @@ from hf_model import tiny_config
 from matplotlib.figure import Figure
 from wavepe import analysis
 from wavepe.analysis import attention_map, attention_window, measured_band, needle, perplexity
-from wavepe.cli import main
 from wavepe.experiments import text as texts
 from wavepe.experiments.data import load_text
 from wavepe.experiments.model import Model
@@ -72,13 +72,6 @@ def checkpoint(place, name):
     """Return the trained model whose folder begins with `name`."""
     (folder,) = (place / "run" / "checkpoints").glob(f"{name}*")
     return folder
-
-
-def run(capsys, *argv):
-    capsys.readouterr()  # the bars of models that a test has loaded
-    code = main([argv[0], "--threads", "1", *map(str, argv[1:])])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def figures(capsys, place, *argv):
@@ -341,15 +334,6 @@ def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, plac
 
 
 # ------------------------------------------------------------------ bad input
-
-
-def refused(capsys, *argv, code=2):
-    """Return the one line of the error of a command that stops and writes nothing."""
-    exit_code, out, err = run(capsys, *argv)
-    assert (exit_code, out) == (code, ""), err
-    assert err.count("\n") == 1, err
-    assert err.startswith(f"wavepe {argv[0]}: error: ")
-    return err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
