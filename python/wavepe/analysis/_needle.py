@@ -165,8 +165,9 @@ class _Text:
                 f"lengths must be at least {length - room} tokens, for the fact and the question; "
                 f"got {length}"
             )
-        lines = (f"{key}={value}\n" for key, value in pairs)
-        texts = lines if self.sentences is None else itertools.cycle(self.sentences)
+        texts: Iterator[str] = (f"{key}={value}\n" for key, value in pairs)
+        if self.sentences is not None:
+            texts = itertools.cycle(self.sentences)
         pieces, count = [], 0
         while count < room:
             pieces.append(self.ids(next(texts)))
