@@ -3,13 +3,12 @@
 import atexit
 import functools
 import json
-import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from unittest import mock
 
+import commands
 import numpy as np
 from processes import forked
 from wavepe.cli import main
@@ -29,8 +28,8 @@ def text_in(folder):
     return folder
 
 
-def arguments(text, out, *more, steps=6, specs=SPECS):
-    tiny = [*TINY, "--data", str(text), "--steps", str(steps), "--save-every", "2"]
+def arguments(out, *more, data=None, steps=6, specs=SPECS):
+    tiny = [*TINY, "--data", str(data or text()), "--steps", str(steps), "--save-every", "2"]
     return ["compare", "--encodings", *specs, *tiny, "--out", str(out), *map(str, more)]
 
 
@@ -46,7 +45,7 @@ def text():
     return text_in(temporary())
 
 
-def compare(out, *more, data=None, **options):
+def compare(out, *more, **options):
     """Run a comparison with a picture that is not drawn; return the exit code."""
     from matplotlib.figure import Figure
 
@@ -54,14 +53,14 @@ def compare(out, *more, data=None, **options):
         Path(path).write_bytes(b"")
 
     with mock.patch.object(Figure, "savefig", save):
-        return main(arguments(data or text(), out, *more, **options))
+        return main(arguments(out, *more, **options))
 
 
 @functools.cache
 def trained(*more, **options):
     """Return the folder of an uninterrupted comparison. A test that changes it copies it."""
     out = temporary() / "finished"
-    assert main(arguments(text(), out, *more, **options)) == 0
+    assert main(arguments(out, *more, **options)) == 0
     return out
 
 
@@ -73,20 +72,9 @@ def figures(out):
     return [(run["encoding"], run["seed"], run["perplexity"]) for run in results(out)["runs"]]
 
 
-def one_line(capsys):
-    """Return the one line that a failed command wrote to stderr."""
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("wavepe compare: error: ")
-    return printed.err
-
-
 def refused(capsys, out, *more, code=2, **options):
     """Return the one line of a comparison that fails."""
-    capsys.readouterr()
-    assert compare(out, *more, **options) == code
-    return one_line(capsys)
+    return commands.refused(capsys, *arguments(out, *more, **options), code=code)
 
 
 def interrupt(monkeypatch, owner, name, when=lambda *_: True):
@@ -102,28 +90,6 @@ def interrupt(monkeypatch, owner, name, when=lambda *_: True):
 
     monkeypatch.setattr(owner, name, stopping)
 
-
-# The command in a process that gets a signal in the third step of the second training.
-STOPPED = """
-import os, signal, sys
-from pathlib import Path
-from wavepe.cli import main
-from wavepe.experiments import comparison
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-batch_at = comparison.batch_at
-
-
-def stopping(tokens, step, *rest):
-    if step == 2 and Path(sys.argv[-1], "training", "rope-theta-10000-seed0.pt").exists():
-        os.kill(os.getpid(), int(sys.argv[1]))
-    return batch_at(tokens, step, *rest)
-
-
-comparison.batch_at = stopping
-sys.exit(main(sys.argv[2:]))
-"""
 
 # The command with workers that are forks of it, in place of new processes, which import torch for
 # seconds. It prints their numbers. When a file is there, it sends a signal to itself ("command") or
@@ -172,16 +138,7 @@ sys.exit(main(words))
 """
 
 
-def forking(words, pattern="", number=0, whom="command"):
+def forks(words, pattern="", number=0, whom="command"):
     """Return the ended command, and the numbers of its workers."""
     done = forked("-c", FORKING, pattern, int(number), whom, *words)
     return done, [int(word) for word in done.stdout.split("\n")[:2]]
-
-
-def gone(numbers):
-    """Return whether all these processes end within a minute."""
-    for _ in range(6000):
-        if not any(os.path.exists(f"/proc/{number}") for number in numbers):
-            return True
-        time.sleep(0.01)
-    return False

@@ -15,6 +15,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def output(*words, start=python, **options):
     done = start(*words, **options)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def gone(numbers):
+    """Return whether all these processes end within a minute."""
+    for _ in range(6000):
+        if not any(os.path.exists(f"/proc/{number}") for number in numbers):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _ask(job):

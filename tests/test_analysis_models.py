@@ -3,6 +3,7 @@ measured bands against the projections, pair by pair."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import wavepe.hf
 from encoding_cases import LEARNED
 from hf_model import HEAD, SPECS, close, patched_tiny, reference, tiny, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
-from wavepe.analysis import attention_map, attention_window, measured_band
+from wavepe.analysis import attention_map, attention_window, measured_band, perplexity
 
 ROW = tokens(1, 20)[0]
 ENDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
@@ -294,7 +295,7 @@ def test_other_threads_are_not_measured():
 # ------------------------------------------------------------------ both
 
 
-@pytest.mark.parametrize("measure", [attention_map, measured_band])
+@pytest.mark.parametrize("measure", [attention_map, measured_band, partial(perplexity, length=5)])
 def test_the_model_is_restored(measure):
     def state():
         return [
@@ -317,6 +318,7 @@ def test_the_model_is_restored(measure):
         measure(model, ROW)
     hook.remove()
     assert state() == before
+    assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(model(ROW[None]).logits, expected)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import wavepe
 from cases import HAS_TORCH
+from commands import refused, run
 from processes import forked, output, python
 from wavepe.cli import _EXAMPLES, _parser, main
 from wavepe.common.errors import CommandError, out_of_memory
@@ -18,12 +19,6 @@ from wavepe.experiments.environment import cpu_name, version_of
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = {"torch": "torch", "transformers": "hf", "rich": "cli", "matplotlib": "plot"}
-
-
-def run(capsys, *argv):
-    code = main(argv)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 # ------------------------------------------------------------------ help, version, info
@@ -285,11 +280,7 @@ def test_bench(capsys, tmp_path):
     ],
 )
 def test_bad_options_of_bench(capsys, words, message):
-    code, out, err = run(capsys, "bench", *words)
-    assert (code, out) == (2, "")
-    assert err.startswith("wavepe bench: error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refused(capsys, "bench", *words)
 
 
 @needs_torch

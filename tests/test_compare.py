@@ -11,21 +11,8 @@ import sys
 
 import pytest
 from cases import forget_registrations
-from compare_cases import (
-    SPECS,
-    STOPPED,
-    arguments,
-    compare,
-    figures,
-    forking,
-    gone,
-    one_line,
-    refused,
-    results,
-    text,
-    trained,
-)
-from processes import forked
+from compare_cases import SPECS, arguments, compare, figures, forks, refused, results, text, trained
+from processes import forked, gone
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -120,7 +107,7 @@ def test_picture_and_tables(capsys, monkeypatch):
     assert (out / "perplexity.png").read_bytes().startswith(PNG)
     assert (out / "report.md").read_text().count("**") >= 2 * 2
     before = (out / "results.json").read_bytes()
-    assert main(arguments(text(), out, "--quiet")) == 0  # nothing left to do but to report
+    assert main(arguments(out, "--quiet")) == 0  # nothing left to do but to report
     assert (out / "results.json").read_bytes() == before
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -131,17 +118,9 @@ def test_picture_and_tables(capsys, monkeypatch):
         assert f"{values['32']:.2f}" in printed.out
 
 
-def test_default_folder_is_named_after_the_settings(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for steps in (1, 2):
-        without_out = arguments(text(), "", steps=steps, specs=["none"])[:-2]
-        assert main(without_out) == 0
-    assert len(list((tmp_path / "runs").glob("compare-*/results.json"))) == 2
-
-
 def test_a_task_is_compared(tmp_path, capsys):
     more = ["--task", "needle", "--train-length", "24", "--lengths", "24", "48", "--seeds", "2"]
-    assert main(arguments(text(), tmp_path, *more, specs=["none", "alibi"])) == 0
+    assert main(arguments(tmp_path, *more, specs=["none", "alibi"])) == 0
     for run in results(tmp_path)["runs"]:
         assert set(run["accuracy"]) == set(run["perplexity"]) == {"24", "48"}
         assert all(0 <= share <= 1 for share in run["accuracy"].values())
@@ -164,12 +143,11 @@ MORE = ("--seeds", "2", "--finetune", "32", "--finetune-steps", "4", "--keep", "
         "--protocols", "whole", "sliding", "blocks:8", "--bands")  # fmt: skip
 
 
+LONGER = {"steps": 12, "specs": GOING_ON}
+
+
 def words(out, *more):
-    return arguments(text(), out, *MORE, *more, steps=12, specs=GOING_ON)
-
-
-def go_on(out, *more):
-    return compare(out, *MORE, *more, steps=12, specs=GOING_ON)
+    return arguments(out, *MORE, *more, **LONGER)
 
 
 def runs(out):
@@ -255,17 +233,13 @@ def test_what_is_not_finite_is_no_result(finished, tmp_path, monkeypatch, capsys
     shutil.copytree(finished, tmp_path / "copy")
     (tmp_path / "copy" / "results.json").unlink()
     monkeypatch.setattr(evaluation, "perplexity", measured)
-    assert go_on(tmp_path / "copy", "--quiet") == 1
-    assert "none: the perplexity at 16 is nan" in one_line(capsys)
+    message = refused(capsys, tmp_path / "copy", *MORE, "--quiet", code=1, **LONGER)
+    assert "none: the perplexity at 16 is nan" in message
 
 
 def test_a_training_that_goes_on_sees_new_batches(tmp_path, monkeypatch):
     steps, batch_at = [], comparison.batch_at
-    monkeypatch.setattr(
-        comparison,
-        "batch_at",
-        lambda text, step, *rest: steps.append(step) or batch_at(text, step, *rest),
-    )
+    monkeypatch.setattr(comparison, "batch_at", lambda *x: steps.append(x[1]) or batch_at(*x))
     more = ["--finetune", "32", "--finetune-steps", "2"]
     assert compare(tmp_path, *more, specs=["none"]) == 0
     assert steps == list(range(8))
@@ -273,11 +247,34 @@ def test_a_training_that_goes_on_sees_new_batches(tmp_path, monkeypatch):
 
 def test_another_split_is_another_comparison(tmp_path, capsys):
     """The text is too short to hold validation out."""
-    assert go_on(tmp_path, "--split", "validation") == 2
-    assert "(validation)" in one_line(capsys)
+    options = (*MORE, "--split", "validation")
+    assert "(validation)" in refused(capsys, tmp_path, *options, **LONGER)
 
 
 # ------------------------------------------------------------------ interruption
+
+
+# The command in a process that gets a signal in the third step of the second training.
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from wavepe.cli import main
+from wavepe.experiments import comparison
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+batch_at = comparison.batch_at
+
+
+def stopping(tokens, step, *rest):
+    if step == 2 and Path(sys.argv[-1], "training", "rope-theta-10000-seed0.pt").exists():
+        os.kill(os.getpid(), int(sys.argv[1]))
+    return batch_at(tokens, step, *rest)
+
+
+comparison.batch_at = stopping
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -291,7 +288,7 @@ def test_another_split_is_another_comparison(tmp_path, capsys):
 )
 def test_stopped_it_resumes_with_the_same_figures(tmp_path, number, status, capsys):
     """All but SIGKILL save the state and say how to resume."""
-    again = arguments(text(), tmp_path)
+    again = arguments(tmp_path)
     done = forked("-c", STOPPED, int(number), *again)
     assert done.returncode == status
     path = tmp_path / "training" / "rope-theta-10000-seed0.pt"
@@ -342,13 +339,13 @@ def test_a_worker_is_a_process_that_imports_from_where_the_command_does(tmp_path
 
 def test_jobs_give_the_same_figures(finished, tmp_path):
     line = words(tmp_path, "--jobs", "2")
-    done, _ = forking(line)
+    done, _ = forks(line)
     assert done.returncode == 0, done.stderr
     assert runs(tmp_path) == runs(finished)
     assert "[4/4] rope: perplexity at" in done.stderr
     first, *_ = results(tmp_path)["environment"]["models"].values()
     assert first["steps"] == 12
-    done, _ = forking([*line, "--quiet"])  # nothing is left to do
+    done, _ = forks([*line, "--quiet"])  # nothing is left to do
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -362,9 +359,7 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
     ],
 )  # fmt: skip
 def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, status, message):
-    done, workers = forking(
-        arguments(text(), tmp_path, "--jobs", "2"), "results.json", number, whom
-    )
+    done, workers = forks(arguments(tmp_path, "--jobs", "2"), "results.json", number, whom)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     if message is not None:
@@ -378,8 +373,8 @@ def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, statu
 def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):
     """After the step, although the next save is far away. Until then, the folder is locked."""
     options = ["--save-every", "1000000", "--keep", "9999"]
-    line = arguments(text(), tmp_path, *options, "--jobs", "2", steps=100_000)
-    _, workers = forking(line, "checkpoints/*-step10", signal.SIGKILL, "alone")
+    line = arguments(tmp_path, *options, "--jobs", "2", steps=100_000)
+    _, workers = forks(line, "checkpoints/*-step10", signal.SIGKILL, "alone")
     try:
         message = refused(capsys, tmp_path, *options, steps=1)
     finally:
@@ -397,13 +392,13 @@ def test_nothing_but_the_tables_when_quiet(tmp_path, capfd):
     specs = ["none/shaw:clip=2", "rope"]
     assert compare(tmp_path / "1", *more, specs=specs) == 0
     assert capfd.readouterr().err == ""
-    line = arguments(text(), tmp_path / "2", *more, "--jobs", "2", specs=specs)
-    done, _ = forking(line)
+    line = arguments(tmp_path / "2", *more, "--jobs", "2", specs=specs)
+    done, _ = forks(line)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_of_a_worker_is_one_line(tmp_path):
-    done, _ = forking(words(tmp_path, "--jobs", "2", "--lr", "1e30", "--quiet"))
+    done, _ = forks(words(tmp_path, "--jobs", "2", "--lr", "1e30", "--quiet"))
     assert done.returncode == 1
     assert done.stderr.startswith("wavepe compare: error: ")
     assert "try a smaller --lr" in done.stderr

@@ -262,16 +262,17 @@ def test_rows_of_another_device_are_told(tmp_path, capsys, monkeypatch):
     assert results(tmp_path)["environment"]["devices"] == sorted(["cpu", LIKE_CUDA.label])
 
 
-def test_the_default_folder_is_named_after_the_device(tmp_path, monkeypatch):
+def test_the_default_folder_is_named_after_settings_and_device(tmp_path, monkeypatch):
     """Else `--device cuda` would find what the CPU has trained."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "device_named", lambda name: Device(torch.device(name)))
     monkeypatch.setattr(comparison, "Comparison", None)  # the folder is there by then
-    for name in ("cpu", "cuda"):
+    for name, steps in (("cpu", 6), ("cuda", 6), ("cpu", 7)):
         with pytest.raises(TypeError):
-            main([*arguments(text(), "")[:-2], "--device", name])
-    first, second = sorted((tmp_path / "runs").iterdir())
-    assert second.name == f"{first.name}-cuda"
+            main([*arguments("", steps=steps)[:-2], "--device", name])
+    found = {path.name for path in (tmp_path / "runs").iterdir()}
+    first, second = (name for name in found if not name.endswith("-cuda"))
+    assert len(found & {f"{first}-cuda", f"{second}-cuda"}) == 1
 
 
 def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):

@@ -327,17 +327,12 @@ def test_a_folder_without_imports_stays_as_it_was(wavelet, copy, capsys):
     [
         ("x = 1\nraise KeyError('gone')\n", "KeyError: 'gone' (line 2)"),
         ("import nosuchmodule\n", "No module named 'nosuchmodule' (line 1)"),
-        (
-            "import wavepe\nwavepe.register_wavelet('ricker', abs)\n",
-            "'ricker' is wavepe's own; choose another (line 2)",
-        ),
-        (
-            "import wavepe\n\ndef psi(u):\n    return u.missing\n\n"
-            "wavepe.register_wavelet('x', psi)\n",
-            "AttributeError: 'numpy.ndarray' object has no attribute 'missing' (line 4)",
-        ),
+        ("import wavepe\nwavepe.register_wavelet('ricker', abs)\n",
+         "'ricker' is wavepe's own; choose another (line 2)"),
+        ("import wavepe\ndef psi(u):\n    return u.missing\nwavepe.register_wavelet('x', psi)\n",
+         "AttributeError: 'numpy.ndarray' object has no attribute 'missing' (line 3)"),
     ],
-)
+)  # fmt: skip
 def test_errors_of_the_file(tmp_path, capsys, content, words):
     file = write(tmp_path / "own_broken.py", content)
     out = tmp_path / "out"

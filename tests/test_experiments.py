@@ -17,8 +17,7 @@ import torch
 import wavepe.hf
 from compare_cases import SPECS, figures, results, text, trained
 from wavepe.cli import _parser
-from wavepe.experiments import CommandError, adapt, clusters, compare, comparison
-from wavepe.experiments.executors import _events
+from wavepe.experiments import CommandError, adapt, compare, comparison, executors
 from wavepe.experiments.presets import DEFAULTS, MODELS
 from wavepe.training.loop import Stopped
 
@@ -58,7 +57,7 @@ def test_wrong_arguments_name_the_argument(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             compare(**{"encodings": "none", "out": out, **TINY, **wrong})
-    monkeypatch.setitem(clusters._KINDS, "mpi", ("nothing", None))
+    monkeypatch.setitem(executors._KINDS, "mpi", ("nothing", None))
     with pytest.raises(ImportError, match=r'`executor` mpi needs nothing: pip install "\.\[mpi\]"'):
         compare("none", out=out, executor="mpi", **TINY)
     assert not out.exists()
@@ -106,11 +105,11 @@ def test_an_event_is_read_when_it_is_whole(tmp_path):
     file = tmp_path / "events"
     with file.open("wb", 0) as written, file.open("rb") as read:
         written.write(b'["a", 1]\n["b"')
-        assert list(_events(read)) == [["a", 1]]
+        assert list(executors._events(read)) == [["a", 1]]
         written.write(b", 2]\n")
-        assert list(_events(read)) == [["b", 2]]
+        assert list(executors._events(read)) == [["b", 2]]
         written.write(b'["c", \n["d", 3]\n')  # the process was killed, and another went on
-        assert list(_events(read)) == [["d", 3]]
+        assert list(executors._events(read)) == [["d", 3]]
 
 
 def test_a_task_ends_when_its_command_has(tmp_path, monkeypatch):

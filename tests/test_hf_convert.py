@@ -7,6 +7,7 @@ import errno
 import json
 import os
 
+import commands
 import pytest
 import torch
 import transformers
@@ -18,7 +19,6 @@ from hf_families import build, by_turns
 from hf_model import LENGTH, close, logits, tiny, tokens
 from processes import forked
 from transformers import LlamaModel
-from wavepe.cli import main
 from wavepe.hf import conversion, convert
 from wavepe.hf.config import UNKNOWN
 
@@ -325,16 +325,9 @@ class RunsCode:
 
 
 # ------------------------------------------------------------------ the command
-def run(capsys, *argv):
-    capsys.readouterr()
-    code = main(["convert", *map(str, argv)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 def test_the_command_and_the_line_it_prints(tmp_path, capsys):
     source, target = stock(tmp_path / "source", "tied"), tmp_path / "target"
-    code, out, err = run(capsys, source, target, "shaw:clip=3")
+    code, out, err = commands.run(capsys, "convert", source, target, "shaw:clip=3")
     assert (code, err) == (0, "")
     *facts, last = out.splitlines()
     assert facts == [
@@ -352,7 +345,7 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
 def test_a_scaling_of_rope_needs_no_training(tmp_path, capsys):
     source = stock(tmp_path / "source", "tied")
     for number, spec in enumerate(("rope:type=yarn,factor=4", "rope:fraction=0.5")):
-        _, out, _ = run(capsys, source, tmp_path / str(number), spec)
+        _, out, _ = commands.run(capsys, "convert", source, tmp_path / str(number), spec)
         assert ("fine-tune the model" in out) == (number == 1)
 
 
@@ -370,7 +363,7 @@ def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
         "        return np.full(heads, 0.1)\n"
     )
     options = ["--link", "--import", source / "own.py"]
-    code, out, err = run(capsys, source, tmp_path / "target", "even", *options)
+    code, out, err = commands.run(capsys, "convert", source, tmp_path / "target", "even", *options)
     assert (code, err) == (0, "")
     assert f"linked from {source}" in out
     assert "files left out: model.gguf\n" in out
@@ -392,15 +385,12 @@ def test_the_command_fails_in_one_line(tmp_path, capsys, monkeypatch):
         [source, target, '{"0": "rope"'],
         [source, target, '{"0": "rope", "0": "none"}'],
     ):
-        code, out, err = run(capsys, *argv)
-        assert (code, out) == (2, "")
-        assert err.startswith("wavepe convert: error: ") or "--help" in err
-        assert err.count("\n") == 1
+        commands.refused(capsys, "convert", *argv)
     monkeypatch.setattr(conversion, "_write_weights", fail_with(OSError(errno.EIO, "broken", "x")))
-    code, _, err = run(capsys, source, target, "alibi")
+    code, _, err = commands.run(capsys, "convert", source, target, "alibi")
     assert (code, err) == (1, "wavepe convert: error: x: broken\n")
     monkeypatch.setattr(conversion, "_write_weights", fail_with(KeyboardInterrupt()))
-    code, _, err = run(capsys, source, target, "alibi")
+    code, _, err = commands.run(capsys, "convert", source, target, "alibi")
     assert code == 130
     assert "interrupted" in err
     assert list(tmp_path.iterdir()) == [source]

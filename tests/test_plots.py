@@ -10,6 +10,7 @@ import oracle
 import pytest
 import wavepe
 from cases import assert_within, forget_registrations
+from commands import refused, run
 from processes import output
 
 pytest.importorskip("matplotlib")
@@ -19,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from wavepe.analysis import plots
 from wavepe.analysis.plots.drawing import line_looks
-from wavepe.cli import main
 from wavepe.cli.plot import PICTURES
 
 MOST_BYTES = 200_000
@@ -52,12 +52,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(capsys, *words):
-    code = main(["plot", *map(str, words)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 def read(file="numbers.json"):
     with open(file) as numbers:
         return json.load(numbers)
@@ -68,7 +62,7 @@ def read(file="numbers.json"):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_each_picture(name, folder, capsys, figures):
-    assert run(capsys, name, "--json", "numbers.json") == (
+    assert run(capsys, "plot", name, "--json", "numbers.json") == (
         0, f"picture: {name}.png\nnumbers: numbers.json\n", "",
     )  # fmt: skip
     picture = (folder / f"{name}.png").read_bytes()
@@ -109,7 +103,7 @@ def drawn_texts(figure):
 
 def test_all_of_them(png, folder, capsys):
     out = folder / "a" / "b"
-    code, text, err = run(capsys, "all", "--out", out, "--json", "all.json")
+    code, text, err = run(capsys, "plot", "all", "--out", out, "--json", "all.json")
     assert (code, err) == (0, "")
     assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in PICTURES}
     assert text.count("picture: ") == len(PICTURES)
@@ -118,7 +112,7 @@ def test_all_of_them(png, folder, capsys):
 
 def test_options_reach_the_picture(folder, capsys):
     words = ["bias", "--heads", 3, "--length", 7, "--encodings", "alibi", "t5"]
-    assert run(capsys, *words, "--png", "b.svg", "--json", "numbers.json")[0] == 0
+    assert run(capsys, "plot", *words, "--png", "b.svg", "--json", "numbers.json")[0] == 0
     assert "<svg" in (folder / "b.svg").read_text()
     shapes = [(panel["encoding"], np.shape(panel["bias"])) for panel in read()["panels"]]
     assert shapes == [("alibi", (3, 7)), ("t5", (3, 7))]
@@ -129,7 +123,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
     code = "import numpy as np, wavepe\nwavepe.register_wavelet('own', lambda u: np.cos(u) / 2)\n"
     (folder / "own.py").write_text(code)
     words = ["table", "--encodings", "wavelet:kind=own,scales=2", "--import", "own.py", "--dim", 4]
-    assert run(capsys, *words, "--length", 5, "--json", "numbers.json")[0] == 0
+    assert run(capsys, "plot", *words, "--length", 5, "--json", "numbers.json")[0] == 0
     shift, scale = np.array([0, 1, 0, 1]), np.array([1, 1, 2, 2])
     assert_within(read()["p"], np.cos((np.arange(5)[:, None] - shift) / scale) / 2, 1e-7)
 
@@ -157,19 +151,13 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
 )  # fmt: skip
 def test_errors_are_one_line_and_leave_nothing(words, message, folder, capsys):
     (folder / "file").write_text("kept")
-    code, out, err = run(capsys, *words)
-    assert (code, out) == (2, "")
-    assert err.startswith("wavepe plot: error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refused(capsys, "plot", *words)
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("file", "kept")]
 
 
 def test_without_matplotlib(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = run(capsys, "table")
-    assert (code, out) == (1, "")
-    assert err.startswith("wavepe plot: error: wavepe plot needs matplotlib: pip install")
+    assert "wavepe plot needs matplotlib: pip install" in refused(capsys, "plot", "table", code=1)
     assert list(folder.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ token id out of range, and ImportError where torch or transformers is missing. N
 """
 
 from ._attention_map import attention_map, attention_window
-from ._bands import band_variance, predicted_band
+from ._bands import band_variance, measured_band, predicted_band
 from ._matrices import (
     multiscale_rope_matrix,
     rope_matrix,
@@ -19,7 +19,6 @@ from ._matrices import (
     shift_matrix,
     wavelet_transform,
 )
-from ._measured_band import measured_band
 from ._needle import STATEMENT_LENGTH as STATEMENT_LENGTH
 from ._needle import STATEMENT_SIGNS as STATEMENT_SIGNS
 from ._needle import needle

@@ -106,11 +106,9 @@ def _eager(model: torch.nn.Module) -> Iterator[None]:
     """Let a stock model return its weights; a patched one does so with its own attention."""
     from ..hf import encoding_of
 
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "config")]
-    configs = {id(module.config): module.config for module in modules}
-    before = []
-    if encoding_of(model) is None:
-        before = [(x, getattr(x, "_attn_implementation", None)) for x in configs.values()]
+    modules: Any = () if encoding_of(model) is not None else model.modules()
+    configs = {id(x.config): x.config for x in modules if hasattr(x, "config")}.values()
+    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
     try:
         for config, _ in before:
             config._attn_implementation = "eager"

@@ -14,15 +14,7 @@ import numpy as np
 
 from ..common import checks
 from ..common.errors import require
-from ._models import (
-    Progress,
-    batches,
-    check_model,
-    check_tokens,
-    device_of,
-    evaluating,
-    outputs,
-)  # fmt: skip
+from ._models import Progress, batches, check_model, check_tokens, device_of, evaluating, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -42,17 +34,10 @@ _PIECE = 200
 
 
 def needle(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    lengths: Sequence[int],
-    depths: Sequence[float],
-    *,
-    form: str | None = None,
-    haystack: str | bytes | None = None,
-    trials: int = 10,
-    seed: int = 0,
+    model: torch.nn.Module, tokenizer: Any, lengths: Sequence[int], depths: Sequence[float], *,
+    form: str | None = None, haystack: str | bytes | None = None, trials: int = 10, seed: int = 0,
     progress: Progress | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Return how often a model finds a fact in a context, by the context's length and its depth.
 
     The context consists of text, with the fact at the given depth, and it ends with the question. A
@@ -126,12 +111,9 @@ def needle(
     grid = np.zeros((len(sizes), len(places)))
     done, total = 0, grid.size * trials
     with evaluating(model):
-        for (row, length), (column, depth) in itertools.product(
-            enumerate(sizes), enumerate(places)
-        ):
-            generator = np.random.default_rng([seed, row, column])
-            tried = [text.context(length, depth, generator) for _ in range(trials)]
-            for batch in _batches(model, tried):
+        for row, column in np.ndindex(grid.shape):
+            generator, at = np.random.default_rng([seed, row, column]), (sizes[row], places[column])
+            for batch in _batches(model, [text.context(*at, generator) for _ in range(trials)]):
                 grid[row, column] += _count_right(model, batch) / trials
                 done += len(batch)
                 if progress is not None:
@@ -183,7 +165,10 @@ class _Text:
                 f"lengths must be at least {length - room} tokens, for the fact and the question; "
                 f"got {length}"
             )
-        pieces, count, texts = [], 0, self._pieces(pairs)
+        texts: Iterator[str] = (f"{key}={value}\n" for key, value in pairs)
+        if self.sentences is not None:
+            texts = itertools.cycle(self.sentences)
+        pieces, count = [], 0
         while count < room:
             pieces.append(self.ids(next(texts)))
             count += len(pieces[-1])
@@ -204,12 +189,6 @@ class _Text:
         ends = range(min(len(alone), len(both)), 0, -1)
         same = next((end for end in ends if alone[:end] == both[:end]), 0)
         return both[:same], both[same:]
-
-    def _pieces(self, pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
-        """Yield pieces of the text around the fact, without end."""
-        if self.sentences is not None:
-            return itertools.cycle(self.sentences)
-        return (f"{key}={value}\n" for key, value in pairs)
 
 
 def _prefix(tokenizer: Any) -> list[int]:

@@ -18,28 +18,20 @@ PROTOCOLS = ("whole", "blocks", "sliding")
 
 
 class Pass(NamedTuple):
-    """One forward pass over tokens[start:stop] of a piece that scores the tokens first..last-1.
+    """A forward pass over `stop` tokens that scores the tokens first..last-1, from its start on.
 
-    All numbers count from the start of the piece. `last` is `stop + 1` if the pass also scores the
-    token after its last input.
+    `last` is `stop + 1` if the pass also scores the token after its last input.
     """
 
-    start: int
     stop: int
     first: int
     last: int
 
 
 def perplexity(
-    model: torch.nn.Module,
-    tokens: torch.Tensor,
-    length: int,
-    *,
-    protocol: str = "whole",
-    window: int | None = None,
-    stride: int | None = None,
-    progress: Progress | None = None,
-) -> float:
+    model: torch.nn.Module, tokens: torch.Tensor, length: int, *, protocol: str = "whole",
+    window: int | None = None, stride: int | None = None, progress: Progress | None = None,
+) -> float:  # fmt: skip
     """Return the perplexity of a model on `tokens`, for sequences of `length` tokens.
 
     It is exp of the mean negative log likelihood over all scored tokens, summed in float64. The
@@ -81,15 +73,16 @@ def perplexity(
     length, window, stride = _sizes(length, protocol, window, stride)
     require("wavepe.analysis.perplexity", torch="torch")
     tokens = check_tokens(model, tokens, length, f"one piece of {length}")
-    passes = list(_passes(protocol, length, window, stride))
+    groups: dict[Pass, list[int]] = defaultdict(list)  # equal passes -> their starts
+    for start, form in _passes(protocol, length, window, stride):
+        groups[form] += range(start, len(tokens) // length * length, length)
     total: torch.Tensor | float = 0.0  # stays on the model's device until the end
     count = 0
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or 1
-    groups = _groups(passes, len(tokens) // length, length)
     done, all_tokens = 0, sum(group.stop * len(starts) for group, starts in groups.items())
     with evaluating(model):
         for group, starts in groups.items():
-            for batch in batches(model, starts, group.stop, vocabulary):
+            for batch in batches(model, sorted(starts), group.stop, vocabulary):
                 total = total + _negative_log_likelihood(model, tokens, batch, group)
                 count += len(batch) * (group.last - group.first)
                 done += group.stop * len(batch)
@@ -127,8 +120,8 @@ def _sizes(
     return length, window, stride
 
 
-def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pass]:
-    """Yield the passes over one piece; "whole" is one window of `length`."""
+def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[tuple[int, Pass]]:
+    """Yield start and form of the passes over one piece; "whole" is one window of `length`."""
     scored = 1  # the next token to score: the first of a piece has nothing before it
     for start in range(0, length, stride):
         stop = min(start + window, length)
@@ -137,20 +130,10 @@ def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pa
         bridge = protocol == "sliding" and stride == window and stop < length
         last = stop + bridge
         if first < last:
-            yield Pass(start, stop, first, last)
+            yield start, Pass(stop - start, first - start, last - start)
         scored = last
         if stop == length:
             return
-
-
-def _groups(passes: list[Pass], pieces: int, length: int) -> dict[Pass, list[int]]:
-    """Group passes of one form: the form, counted from its own start -> the starts."""
-    groups: dict[Pass, list[int]] = defaultdict(list)
-    for piece in range(pieces):
-        for start, stop, first, last in passes:
-            form = Pass(0, stop - start, first - start, last - start)
-            groups[form].append(piece * length + start)
-    return groups
 
 
 def _negative_log_likelihood(

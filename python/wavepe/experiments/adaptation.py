@@ -20,12 +20,9 @@ from .tables import markdown_rows
 
 _PARAMETERS = inspect.signature(adapting.adapt).parameters
 _ROWS = {
-    "stock": "{} model",
-    "yarn": "{} model, YaRN",
-    "control": "{} model, fine-tuned",
-    "swapped": "swapped",
-    "adapted": "swapped, fine-tuned",
-}
+    "stock": "{} model", "yarn": "{} model, YaRN", "control": "{} model, fine-tuned",
+    "swapped": "swapped", "adapted": "swapped, fine-tuned",
+}  # fmt: skip
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
     "give --lengths beyond it."

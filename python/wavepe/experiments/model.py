@@ -73,12 +73,10 @@ class Model:
         import wavepe.hf
 
         return {
-            "model": str(self.path),
-            "position_encoding": wavepe.hf.encoding_of(self.model),
-            "unit": self.unit,
-            "data": text,
+            "model": str(self.path), "position_encoding": wavepe.hf.encoding_of(self.model),
+            "unit": self.unit, "data": text,
             "environment": {**self.device.facts, "threads": torch.get_num_threads()},
-        }
+        }  # fmt: skip
 
     @contextmanager
     def running(self) -> Iterator[None]:

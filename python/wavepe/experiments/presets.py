@@ -14,15 +14,14 @@ _DEFAULT_ROWS = """
     none sinusoidal rope rope:theta=LENGTH rope:theta=LENGTH,inference_theta=scaled
     rope:theta=10000,inference_theta=scaled alibi wavelet:scales=6
 """
+FACTORS, FACTORS_TO_16 = (1, 2, 4, 8), (1, 2, 4, 8, 16)  # lengths, as multiples of the trained one
 # Values of options that are neither given nor in a preset.
 DEFAULTS: dict[str, Any] = {
     "encodings": _DEFAULT_ROWS, "model": "tiny", "train_length": 128, "steps": 1200, "seeds": 1,
     "eval_bytes": 65536, "lengths": None, "protocols": ("whole",), "task": "", "split": "test",
-    "finetune": 0, "finetune_steps": None, "keep": 0, "bands": False, "factors": (1, 2, 4, 8),
+    "finetune": 0, "finetune_steps": None, "keep": 0, "bands": False, "factors": FACTORS,
 }  # fmt: skip
 
-FACTORS_TO_16 = (1, 2, 4, 8, 16)  # the lengths, as multiples of the trained length
-TO_16 = {"factors": FACTORS_TO_16}
 
 # The parameter counts exclude the embedding. Head sizes are multiples of 6, because a trained
 # length of 128 allows six scales.
@@ -37,11 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def rows_for(rows: str, train_length: int) -> list[str]:
     """Return the rows in a text, with numbers in place of LENGTH and LENGTH*factor."""
-
-    def number(match: re.Match[str]) -> str:
-        return str(train_length * int(match[1] or 1))
-
-    return re.sub(r"LENGTH(?:\*(\d+))?", number, rows).split()
+    number = r"LENGTH(?:\*(\d+))?"
+    return re.sub(number, lambda factor: str(train_length * int(factor[1] or 1)), rows).split()
 
 
 class Preset(NamedTuple):
@@ -122,57 +118,54 @@ _TASK_ROWS = f"""
 """
 _BASES = "rope:theta=LENGTH rope:theta=500 rope:theta=10000 rope:theta=500000"
 
-PRESETS: dict[str, Preset] = {
-    "wavelet": Preset(
-        "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best",
-        {**TO_16, "encodings": _MAIN, "seeds": 3, "protocols": ("whole", "blocks", "sliding"),
-         "eval_bytes": 32768},
+
+def _preset(text: str, rows: str, **options: Any) -> Preset:
+    """Return a preset of three seeds, up to 16 times the trained length unless options differ."""
+    usual = {"encodings": rows, "seeds": 3, "factors": FACTORS_TO_16}
+    return Preset(text, usual | options)
+
+
+PRESETS = {
+    "wavelet": _preset(
+        "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best", _MAIN,
+        protocols=("whole", "blocks", "sliding"), eval_bytes=32768,
     ),
-    "kinds": Preset(
-        "kinds of wavelets, literal and mirrored", {**TO_16, "encodings": _KINDS, "seeds": 3}
+    "kinds": _preset("kinds of wavelets, literal and mirrored", _KINDS),
+    "scales": _preset(
+        "the scale sets of the wavelet paper for heads of 128, trained on 512 bytes", _SCALE_SETS,
+        train_length=512, factors=FACTORS, batch=2, heads=1, head_dim=128,
     ),
-    "scales": Preset(
-        "the scale sets of the wavelet paper for heads of 128, trained on 512 bytes",
-        {"encodings": _SCALE_SETS, "seeds": 3, "train_length": 512, "batch": 2, "heads": 1,
-         "head_dim": 128},
+    "families": _preset(
+        "discrete wavelets of PyWavelets at levels 1 to 6, beside Ricker", _FAMILIES
     ),
-    "families": Preset(
-        "discrete wavelets of PyWavelets at levels 1 to 6, beside Ricker",
-        {**TO_16, "encodings": _FAMILIES, "seeds": 3},
-    ),
-    "bands": Preset(
+    "bands": _preset(
         "frequency bands (Oka et al. 2026) of several bases; try other --train-length and --batch",
-        {"encodings": _BASES, "seeds": 3, "bands": True, "keep": 4},
+        _BASES, factors=FACTORS, bands=True, keep=4,
     ),
-    "theta": Preset(
-        "base = trained length (Oka et al. 2026), raised at inference, with controls",
-        {**TO_16, "encodings": _RAISED, "seeds": 3},
+    "theta": _preset(
+        "base = trained length (Oka et al. 2026), raised at inference, with controls", _RAISED
     ),
-    "finetune": Preset(
-        "further training on 512 bytes with YaRN, other scalings and other encodings",
-        {**TO_16, "encodings": _FINETUNED, "seeds": 3, "finetune": 512},
+    "finetune": _preset(
+        "further training on 512 bytes with YaRN, other scalings and other encodings", _FINETUNED,
+        finetune=512,
     ),
-    "combinations": Preset(
-        "combinations and hybrids of RoPE and wavelets, and what wavelets can learn",
-        {**TO_16, "encodings": _COMBINED, "seeds": 3},
+    "combinations": _preset(
+        "combinations and hybrids of RoPE and wavelets, and what wavelets can learn", _COMBINED
     ),
-    "recent": Preset(
+    "recent": _preset(
         "what models of 2025 and 2026 do: learned relative logits, a forget gate, polar positions",
-        {**TO_16, "encodings": _RECENT, "seeds": 3},
+        _RECENT,
     ),
-    "larger": Preset(
-        "the rows that matter, for models of 4 M parameters, trained on 512 bytes",
-        {**TO_16, "encodings": _LARGER, "seeds": 2, "train_length": 512, "layers": 4, "heads": 6,
-         "head_dim": 48, "batch": 4, "lr": 2e-3, "steps": 800},
+    "larger": _preset(
+        "the rows that matter, for models of 4 M parameters, trained on 512 bytes", _LARGER,
+        seeds=2, train_length=512, layers=4, heads=6, head_dim=48, batch=4, lr=2e-3, steps=800,
     ),
-    "gpu": Preset(
+    "gpu": _preset(
         "the rows that matter, for models of 25 M parameters, trained on 1024 bytes, on a GPU",
-        {**TO_16, "encodings": _GPU, "model": "25m", "train_length": 1024, "steps": 3000,
-         "eval_bytes": 1 << 18},
+        _GPU, model="25m", seeds=1, train_length=1024, steps=3000, eval_bytes=1 << 18,
     ),
-    "tasks": Preset(
-        "a retrieval task, which needs far tokens: --task needle, keys or tracking",
-        {**TO_16, "encodings": _TASK_ROWS, "seeds": 3, "steps": 2000, "batch": 16,
-         "task": "needle"},
+    "tasks": _preset(
+        "a retrieval task, which needs far tokens: --task needle, keys or tracking", _TASK_ROWS,
+        task="needle", steps=2000, batch=16,
     ),
 }  # fmt: skip

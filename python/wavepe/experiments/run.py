@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from ..common.files import DISK_ERRORS, new_file
 from ..training.folder import ComparisonFolder, digest, read_json
-from .clusters import Opener, cluster
 from .data import Text, load_text
+from .executors import Opener, cluster, run_all
 from .imports import import_all
 from .model import PARTS
 from .numbers import integer
@@ -195,8 +195,6 @@ def compare(
     """
     options = {name: value for name, value in locals().items() if name not in _RUNNING}
     settings = chosen_settings(options, _import(imports, out))
-    if threads is not None:
-        thread_count(threads)
     if jobs is not None:
         integer("jobs", jobs, 1)
     if isinstance(executor, ThreadPoolExecutor) or (executor and jobs):
@@ -248,7 +246,6 @@ def _run(
 
     from ..training import device as devices
     from .comparison import Comparison, Work, check_rows
-    from .executors import run_all
     from .progress import Report
 
     if executor is not None and device == "cuda":  # of other machines

@@ -141,10 +141,8 @@ def _note_changes(state: State, tell: Tell, device: Device) -> None:
     ):
         if now not in used:
             before, after = what + " and ".join(used), what.replace("variant ", "") + now
-            tell(
-                "note",
-                f"{state.spec}: began {before}, continues {after}: figures may differ{extent}",
-            )
+            change = f"began {before}, continues {after}: figures may differ{extent}"
+            tell("note", f"{state.spec}: {change}")
             used.append(now)
 
 

@@ -29,13 +29,7 @@ from ..hf.folder import note_perplexities
 from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
 from .device import without_bars
-from .folder import (
-    RESULTS,
-    check_adaptation,
-    refuse_changes,
-    results_of_adapt,
-    write_json,
-)  # fmt: skip
+from .folder import RESULTS, check_adaptation, refuse_changes, results_of_adapt, write_json
 from .plan import Plan
 
 CHECKPOINTS = "checkpoints"

@@ -25,15 +25,6 @@ from ._measurements import (
 )
 
 __all__ = [
-    "absolute",
-    "accuracy_grid",
-    "attention_maps",
-    "band_heatmap",
-    "bias",
-    "decay",
-    "needle_grid",
-    "perplexity_by_length",
-    "table",
-    "wavelengths",
-    "wavelets",
-]
+    "absolute", "accuracy_grid", "attention_maps", "band_heatmap", "bias", "decay", "needle_grid",
+    "perplexity_by_length", "table", "wavelengths", "wavelets",
+]  # fmt: skip

@@ -66,7 +66,7 @@ def wavelets(
         "future, masked", (0.02, 0.97), xycoords="axes fraction", fontsize="small", va="top"
     )
     drawing.legend_beside(panels, "shift b")
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"distance": distance, "scales": scales, "shifts": shifts}
 
 
@@ -165,17 +165,14 @@ def table(
         drawing.title(axes, name)
         axes.set_xlabel("key (token)")
     panels[0].set_ylabel("query (token)")
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
 def absolute(
-    path: Path,
-    *,
-    encodings: Specs = ("sinusoidal", "binary", "normalised"),
-    dim: int = 16,
+    path: Path, *, encodings: Specs = ("sinusoidal", "binary", "normalised"), dim: int = 16,
     length: int = 256,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Draw the vectors of absolute encodings, position by position.
 
     Each encoding gets a panel: positions, at most 4096, from top to bottom, and dimensions from
@@ -192,17 +189,14 @@ def absolute(
         values = panel["values"]
         image = axes.imshow(values, aspect="auto", **drawing.clear_at_zero(values))
         figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"panels": panels}
 
 
 def bias(
-    path: Path,
-    *,
-    encodings: Specs = ("alibi", "kerple", "sandwich"),
-    heads: int = 8,
+    path: Path, *, encodings: Specs = ("alibi", "kerple", "sandwich"), heads: int = 8,
     length: int = 256,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Draw what slopes and biases add to the score, by distance and head.
 
     Each encoding gets a panel with one line for each head.
@@ -230,17 +224,14 @@ def bias(
         axes.grid(True, **drawing.GRID)
         axes.set_xlim(0, distance[-1])
     drawing.legend_beside(row[-1:], "head")
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"distance": distance, "panels": panels}
 
 
 def decay(
-    path: Path,
-    *,
-    encodings: Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
-    dim: int = 128,
-    length: int = 1024,
-) -> dict[str, Any]:
+    path: Path, *, encodings: Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
+    dim: int = 128, length: int = 1024,
+) -> dict[str, Any]:  # fmt: skip
     """Draw how the dot product of two positions falls with their distance.
 
     For `sinusoidal`, it is the dot product of the vectors of positions 0 and distance. For `rope`,
@@ -275,17 +266,14 @@ def decay(
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="distance (tokens)", ylabel="dot product / that at distance 0")
     drawing.legend_below(figure, axes)
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"distance": distance, "lines": lines}
 
 
 def wavelengths(
-    path: Path,
-    *,
-    encodings: Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
-    dim: int = 128,
-    length: int = 4096,
-) -> dict[str, Any]:
+    path: Path, *, encodings: Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
+    dim: int = 128, length: int = 4096,
+) -> dict[str, Any]:  # fmt: skip
     """Draw the wavelength of each pair of RoPE against the trained length.
 
     The wavelength of a pair is the number of tokens in which it turns once. A pair with a
@@ -332,5 +320,5 @@ def wavelengths(
     axes.set(xlabel="pair of the head, fastest first", ylabel="wavelength (tokens)",
              yscale="log", ylim=(low, high))  # fmt: skip
     drawing.legend_below(figure, axes)
-    drawing.save(figure, path)
+    figure.savefig(path)
     return {"trained_length": length, "lines": lines}

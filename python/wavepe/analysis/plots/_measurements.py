@@ -24,13 +24,9 @@ _PANEL, _PANELS_IN_A_ROW = 3.4, 4
 
 
 def perplexity_by_length(
-    runs: Sequence[Mapping[str, Any]],
-    path: Path,
-    *,
-    train_length: int,
-    title: str = "",
+    runs: Sequence[Mapping[str, Any]], path: Path, *, train_length: int, title: str = "",
     unit: str = "byte",
-) -> None:
+) -> None:  # fmt: skip
     """Draw perplexity over sequence length, with one line for each encoding.
 
     With several seeds, the line is their mean, with a band from the lowest to the highest. The
@@ -103,17 +99,13 @@ def perplexity_by_length(
     legend = figure.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a name does not begin a formula
-    drawing.save(figure, path)
+    figure.savefig(path)
 
 
 def accuracy_grid(
-    values: Mapping[str, Sequence[Sequence[float]]],
-    lengths: Sequence[int],
-    path: Path,
-    *,
-    train_length: int,
-    title: str = "",
-) -> None:
+    values: Mapping[str, Sequence[Sequence[float]]], lengths: Sequence[int], path: Path, *,
+    train_length: int, title: str = "",
+) -> None:  # fmt: skip
     """Draw a table of the share of right answers: encodings by sequence length.
 
     A cell shows the mean over the seeds, and with several seeds the lowest and the highest share.
@@ -143,13 +135,9 @@ def accuracy_grid(
 
 
 def needle_grid(
-    grid: ArrayLike,
-    path: Path,
-    *,
-    lengths: Sequence[int],
-    depths: Sequence[float],
+    grid: ArrayLike, path: Path, *, lengths: Sequence[int], depths: Sequence[float],
     title: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Draw how often a model found a fact, by length of the context and depth in it.
 
     Parameters
@@ -187,33 +175,27 @@ def _draw_table(
     image = axes.imshow(means, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for y, row in enumerate(cells):
         for x, cell in enumerate(row):
-            low, mean, high = (
-                f"{100 * share:.0f}" for share in (min(cell), means[y][x], max(cell))
-            )
+            shares = min(cell), means[y][x], max(cell)
+            low, mean, high = (f"{100 * share:.0f}" for share in shares)
             text = mean if low == high else f"{mean}\n{low} to {high}"
             axes.text(x, y, text, ha="center", va="center", fontsize="small",
                       color="black" if means[y][x] > 0.5 else "white")  # fmt: skip
     if 0 < divider < len(columns):
         axes.axvline(divider - 0.5, color="white", linewidth=3)
     axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(
-        range(len(rows)), [name for name, _ in rows], fontsize="small", parse_math=False
-    )
+    names = [name for name, _ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize="small", parse_math=False)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     figure.colorbar(image, ax=axes, label=what, format="{x:.0%}", pad=0.02)
     lines = drawing.folded_title(title)
     figure.suptitle(lines, fontsize="medium", x=0.01, ha="left", parse_math=False)
-    drawing.save(figure, path)
+    figure.savefig(path)
 
 
 def band_heatmap(
-    heatmap: ArrayLike,
-    path: Path,
-    *,
-    measured: float | None = None,
-    predicted: float | None = None,
-    title: str = "",
-) -> None:
+    heatmap: ArrayLike, path: Path, *, measured: float | None = None,
+    predicted: float | None = None, title: str = "",
+) -> None:  # fmt: skip
     """Draw the norms of rotary pairs by position, with the measured and the predicted band.
 
     Parameters
@@ -241,7 +223,7 @@ def band_heatmap(
     if places:
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
     drawing.title(axes, title)
-    drawing.save(figure, path)
+    figure.savefig(path)
 
 
 def attention_maps(
@@ -290,4 +272,4 @@ def attention_maps(
     figure.colorbar(
         image, ax=grid, label="attention weight", extend="min", shrink=0.9 if rows == 1 else 0.7
     )
-    drawing.save(figure, path)
+    figure.savefig(path)

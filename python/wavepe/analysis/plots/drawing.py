@@ -69,19 +69,14 @@ def line_looks(specs: Sequence[str]) -> list[dict[str, Any]]:
         colour = _COLOUR_OF.get(name, COLOURS[number % len(COLOURS)])
         before = seen[name] = seen.get(name, -1) + 1
         first = [*_COLOUR_OF].index(name) if name in _COLOUR_OF else number
+        channels, shade = bytes.fromhex(colour[1:]), _SHADES[before % len(_SHADES)]
+        target = 255 if shade > 0 else 0  # white or black
         looks.append({
-            "color": _shaded(colour, _SHADES[before % len(_SHADES)]),
+            "color": "#" + "".join(f"{round(x + abs(shade) * (target - x)):02X}" for x in channels),
             "linestyle": LINES[before % len(LINES)],
             "marker": MARKERS[(first + before) % len(MARKERS)],
         })  # fmt: skip
     return looks
-
-
-def _shaded(colour: str, shade: float) -> str:
-    """Mix a colour with white, or below 0 with black."""
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    target = 255 if shade > 0 else 0
-    return "#" + "".join(f"{round(c + abs(shade) * (target - c)):02X}" for c in channels)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -106,11 +101,6 @@ def panel_row(
         title(axes, folded(panel["encoding"], 30))
     row[0].set_ylabel(ylabel)
     return figure, row
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure to `path`; the ending of the name is the format."""
-    figure.savefig(path)
 
 
 def clear_at_zero(values: np.ndarray) -> dict[str, Any]:
