@@ -28,7 +28,7 @@ import wavepe.hf  # noqa: F401 (it knows models of compare)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
-from wavepe.analysis.plots.drawing import COLOURS, GRID, WIDTH, new_figure, save
+from wavepe.analysis.plots.drawing import COLOURS, GRID, WIDTH, new_figure
 from wavepe.common.labels import fold
 from wavepe.experiments.data import load_text
 from wavepe.ops._scores import rows_at
@@ -212,7 +212,7 @@ def draw(kept: dict, path: Path) -> None:
         axes.set_xlabel("distance")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=2)
-    save(figure, path)
+    figure.savefig(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

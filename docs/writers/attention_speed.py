@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure, save
+from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure
 
 from benchmarks.attention import STUDIES
 from benchmarks.bench_attention import BY_DISTANCE
@@ -322,4 +322,4 @@ def _panels(
     figure.legend(
         list(names.values()), list(names), loc="outside lower center", frameon=False, ncols=3
     )
-    save(figure, path)
+    figure.savefig(path)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure, save
+from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure
 
 from benchmarks.command import PICTURES, RESULTS, table
 
@@ -92,7 +92,7 @@ def _draw(timed: list[dict], gpu: str, path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("milliseconds")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
+    figure.savefig(path)
 
 
 def _memory(timed: list[dict]) -> list[str]:
