@@ -98,6 +98,8 @@ def _with_scales(part: Encoding, size: int, length: int) -> Encoding:
     if not isinstance(part, Wavelet) or isinstance(part.scales, tuple):
         return part
     columns = part.table_columns(size)
+    if columns % part.scales:
+        return part  # it is refused
     fewer = (n for n in range(part.scales, 0, -1) if columns % n == 0)
     wavelets = (dataclasses.replace(part, scales=n) for n in fewer)
     return next((x for x in wavelets if not scale_hint(x, size, length)), part)
