@@ -11,7 +11,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +65,9 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         why += ", because it is not that of all layers"
     elif name == "auto":
         encoding, why = _by_rule(encoding, base, size, length, source)
-    if hint := scale_hint(encoding, size, length):
-        why += f"; {hint}"
+    with suppress(ValueError):  # `check_fit` says what does not fit
+        if hint := scale_hint(encoding, size, length):
+            why += f"; {hint}"
     return Recipe(name, encoding, name != "plain", f"{name}: {why}")
 
 
@@ -98,8 +99,8 @@ def _with_scales(part: Encoding, size: int, length: int) -> Encoding:
     if not isinstance(part, Wavelet) or isinstance(part.scales, tuple):
         return part
     columns = part.table_columns(size)
-    if columns % part.scales:
-        return part  # it is refused
+    if columns % part.scales and part.scales != Wavelet.scales:
+        return part  # a number that the user chose, which `check_fit` refuses
     fewer = (n for n in range(part.scales, 0, -1) if columns % n == 0)
     wavelets = (dataclasses.replace(part, scales=n) for n in fewer)
     return next((x for x in wavelets if not scale_hint(x, size, length)), part)
