@@ -1,4 +1,4 @@
-"""The registers, spills and shared memory that Triton gives each attention kernel.
+"""The registers, spills, shared memory and loops that Triton gives each attention kernel.
 
 `python -m benchmarks.attention kernels` compiles the GPU's kernels with the arguments of real calls
 and counts the instructions of tensor cores, too. It needs Triton, from `make extras`, but no GPU.
@@ -20,10 +20,12 @@ from wavepe import ops
 from .command import Missing
 from .command import table as markdown
 
-ARCHS = (80, 90, 100)
+ARCHS = (80, 90, 100, 120)
 # The most kilobytes of shared memory of a program, by architecture.
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
+BRANCH = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)$")
 LENGTH = 1024
 
 
@@ -80,13 +82,15 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
         raise Missing("Triton is not there: make extras brings it") from error
     from wavepe.ops._attention_gpu import launches
 
-    properties: dict[str, dict] = {}
+    compiled_kernels: dict[str, dict] = {}
 
     def compile_only(kernel: Any, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
-        if kernel.__name__ not in properties:
+        if kernel.__name__ not in compiled_kernels:
             kernel.device_caches.clear()  # its key does not name the architecture
             compiled = kernel.warmup(*arguments, grid=grid, **how)
-            properties[kernel.__name__] = properties(compiled) | {"rows": how.get("ROWS")}
+            keys = [int(x.KEYS) for x in arguments if hasattr(x, "KEYS")]
+            tile = {"rows": how.get("ROWS"), "keys": keys[0] if keys else None}
+            compiled_kernels[kernel.__name__] = properties(compiled) | tile
 
     driver.set_active(_Driver(case.arch))
     kept = launches.launch, launches.capability, launches.multiprocessors
@@ -99,7 +103,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
         launches.launch, launches.capability, launches.multiprocessors = kept
     about = {"arch": case.arch, "head_size": case.head_size, "table": case.table}
     about |= {"dtype": str(case.dtype).removeprefix("torch."), "queries": case.queries}
-    return [{"kernel": name, **about, **row} for name, row in properties.items()]
+    return [{"kernel": name, **about, **row} for name, row in compiled_kernels.items()]
 
 
 def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
@@ -125,7 +129,7 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
 
 def properties(compiled: Any) -> dict:
     """Read a kernel's properties from its machine code."""
-    usage = _dumped("-res-usage", compiled)
+    usage, code = _dumped("-res-usage", compiled), sass(compiled)
     used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if used is None:
         raise RuntimeError(f"cuobjdump said something else:\n{usage}")
@@ -134,7 +138,8 @@ def properties(compiled: Any) -> dict:
         "spilled": int(used[2]),
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
-        "tensor_core": len(TENSOR_CORE.findall(sass(compiled))),
+        "tensor_core": len(TENSOR_CORE.findall(code)),
+        "loops": _loops(code),
     }
 
 
@@ -153,6 +158,17 @@ def _dumped(option: str, compiled: Any) -> str:
         path.write_bytes(compiled.asm["cubin"])
         words = [tool, option, str(path)]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def _loops(code: str) -> list[int]:
+    """Return the number of instructions of each innermost loop that uses tensor cores, sorted."""
+    lines = [(int(at, 16), text) for at, text in INSTRUCTION.findall(code)]
+    branches = [(at, BRANCH.search(text)) for at, text in lines]
+    ranges = [(int(to[1], 16), at) for at, to in branches if to and int(to[1], 16) < at]
+    bodies = [[(at, text) for at, text in lines if a <= at <= b] for a, b in ranges]
+    bodies = [body for body in bodies if any(TENSOR_CORE.search(text) for _, text in body)]
+    inner = [x for x in bodies if not any(len(y) < len(x) and set(y) < set(x) for y in bodies)]
+    return sorted(map(len, inner))
 
 
 def measure_all() -> dict:

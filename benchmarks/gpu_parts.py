@@ -30,10 +30,19 @@ from .gpu_measure import Place, time_calls
 
 CALLS = 50  # of a call that the host limits
 # The options of launches that are tried for each kernel, beside those that are shipped.
-TILES: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "forward": ((128, 8, 2), (128, 8, 3), (128, 8, 4), (128, 4, 3), (64, 4, 3), (64, 8, 3)),
-    "queries": ((64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 8, 2), (64, 8, 2), (32, 4, 3)),
-    "keys": ((32, 4, 3), (32, 4, 2), (64, 4, 2), (64, 8, 2), (64, 8, 3)),
+TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "forward": (
+        *((128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3)),
+        *((128, 64, 8, 4), (128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 8, 3)),
+    ),
+    "queries": (
+        *((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3)),
+        *((128, 64, 8, 2), (64, 64, 8, 2), (32, 64, 4, 3)),
+    ),
+    "keys": (
+        *((64, 128, 8, 2), (32, 128, 8, 3), (32, 64, 4, 3), (32, 64, 4, 2)),
+        *((64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 3)),
+    ),
 }
 # The products of matrices of a kernel, each of 2 d operations for a query and a key that it sees.
 PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 3, "attention_backward_keys": 4}
@@ -224,7 +233,7 @@ def kernel_seconds(call: Callable[[], Any], place: Place, count: int = 5) -> dic
 
 
 @contextlib.contextmanager
-def tile(role: str, rows: int, warps: int, stages: int) -> Iterator[None]:
+def tile(role: str, rows: int, keys: int, warps: int, stages: int) -> Iterator[None]:
     """Let the launches of a role have these options, in calls that have no plan yet."""
     from wavepe.ops._attention_gpu import launches
 
@@ -232,7 +241,8 @@ def tile(role: str, rows: int, warps: int, stages: int) -> Iterator[None]:
         options = shipped(of, *arguments)
         if of != role:
             return options
-        return options | {"ROWS": rows, "num_warps": warps, "num_stages": stages}
+        tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": stages}
+        return options | tile
 
     shipped = launches.tuning
     launches.tuning = tuned

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._attention_checks import Arguments
 from . import decode, kernels, launches, products
 from .chunk import Chunk, bias_tiles, chunks, rows_of
-from .tiles import ScoreTerms
+from .tiles import Saved, ScoreTerms
 from .zones import BLOCK
 
 
@@ -63,19 +63,20 @@ def backward(
 
 
 class _Gradients:
-    """The backward of one chunk. `grad_queries` must be called first: it computes `sums`."""
+    """The backward of one chunk. `grad_queries` must be called first: it computes `saved`."""
 
     def __init__(
         self, chunk: Chunk, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
     ) -> None:
         self.chunk, self.grad, self.out, self.lse = chunk, grad, out, lse.contiguous()
         self.grad_lse = None if grad_lse is None else grad_lse.contiguous()
-        self.sums = torch.empty_like(self.lse)  # dO . out - d lse
+        saved = lse.new_empty((4 if chunk.edge else 2, *lse.shape)).unbind()
+        self.saved = Saved(*saved, *[None] * (4 - len(saved)))
         chunk.compute_products()
         forward_products = chunk.terms.products
         self.dproducts = self.dedges = None
-        if forward_products is not None:  # zeros, because products without a tile are not written
-            self.dproducts = chunk.q.new_empty(forward_products.shape).zero_()
+        if forward_products is not None:
+            self.dproducts = chunk.q.new_empty(forward_products.shape)
         if chunk.edge:
             self.dedges = lse.new_empty((*lse.shape, 2))
         self.has_table = chunk.terms.p is not None
@@ -87,7 +88,7 @@ class _Gradients:
         part = dq.new_empty(dq.shape, dtype=torch.float32) if both else dq
         chunk.over_queries(
             kernels.attention_backward_queries, "queries",
-            rows_of(self.out), self.lse, rows_of(self.grad), self.grad_lse, self.sums,
+            rows_of(self.out), self.lse, rows_of(self.grad), self.grad_lse, self.saved,
             rows_of(part), self.dproducts, self.dedges,
         )  # fmt: skip
         if self.has_table:
@@ -101,10 +102,11 @@ class _Gradients:
     def grad_keys(self, dk: Tensor, dv: Tensor) -> None:
         """Write dk and dv."""
         chunk = self.chunk
-        programs = chunk.batch * (chunk.heads // chunk.group) * -(-chunk.n // BLOCK)
+        keys = chunk.tuning("keys")["KEYS"]
+        programs = chunk.batch * (chunk.heads // chunk.group) * -(-chunk.n // keys)
         chunk.over_tiles(
             kernels.attention_backward_keys, "keys", programs,
-            self.lse, rows_of(self.grad), self.sums, rows_of(dk), rows_of(dv),
+            rows_of(self.grad), self.saved, rows_of(dk), rows_of(dv),
         )  # fmt: skip
 
     def grad_table(self, dp: Tensor) -> None:
@@ -117,8 +119,8 @@ class _Gradients:
         programs = chunk.batch * chunk.heads * -(-rows // BLOCK)
         launches.launch(
             products.table_backward, (programs,), rows_of(chunk.r), self.dproducts, self.dedges,
-            rows_of(per_head), chunk.scale, chunk.hidden, chunk.terms, chunk.heads, chunk.m,
-            chunk.n, **chunk.table_size, **chunk.tuning("table"),
+            rows_of(per_head), chunk.scale, chunk.hidden, chunk.terms, chunk.config, chunk.heads,
+            chunk.m, chunk.n, **chunk.tuning("table"),
         )  # fmt: skip
         dp += per_head.sum((0, 1) if dp.dim() == 2 else 0)
 
@@ -132,7 +134,7 @@ class _Gradients:
         tiles = self.lse.new_empty((diagonals * pairs, BLOCK, BLOCK))
         chunk.over_tiles(
             kernels.attention_backward_bias, "bias", tiles.shape[0],
-            self.lse, rows_of(self.grad), self.sums, tiles,
+            rows_of(self.grad), self.saved, tiles,
         )  # fmt: skip
         by_place = tiles.new_empty((pairs, diagonals, 2, BLOCK))
         launches.launch(kernels.diagonal_sums, (tiles.shape[0],), tiles, by_place)

@@ -23,6 +23,8 @@ from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms, o
 from .zones import BLOCK, zone_range
 
 LEAST_BYTES = 1 << 28  # of `chunk_bytes`
+_PROGRAMS = 4  # for each multiprocessor
+_TINY = torch.finfo(torch.float32).tiny
 
 
 def unit_stride(x: Any) -> Any:
@@ -146,13 +148,14 @@ class Chunk:
         self.dropout = self._dropout(call)
         self.edge = self.terms.p is not None and call.beyond == "edge"
         c = self.d if call.p is None else call.p.shape[-1]
-        self.table_size = {"SIZE": c, "WIDTH": launches.width(c)}
         self.bias_edge = call.bias_beyond == "edge"
+        others = (self.terms.slopes, self.terms.bias, self.terms.softcap)
+        bare = self.scale >= _TINY and all(x is None for x in others)
         one_sided = not self.zones.columns or (call.causal and self.zones.near_first <= 0)
         options = (
             self.d, launches.width(self.d), self.dv, launches.width(self.dv),
-            *self.table_size.values(), call.causal, self.edge, self.bias_edge, self.zones.rank,
-            4 if one_sided else 7, self.mask_aligned,
+            c, launches.width(c), call.causal, self.edge, self.bias_edge, self.zones.rank,
+            4 if one_sided else 7, self.mask_aligned, BLOCK, bare,
         )  # fmt: skip
         self.config = Config(*map(tl.constexpr, options))
 
@@ -229,34 +232,39 @@ class Chunk:
     # ---- launches
 
     def over_tiles(self, kernel: Any, role: str, programs: int, *arguments: Any) -> None:
-        """Launch a kernel of `kernels`; `arguments` are those after r."""
+        """Launch a kernel of `kernels`; `arguments` are those after v."""
+        tuning = self.tuning(role)
+        config = self.config._replace(KEYS=tl.constexpr(tuning.pop("KEYS", BLOCK)))
         launches.launch(
-            kernel, (programs,), rows_of(self.q), rows_of(self.k), rows_of(self.v),
-            rows_of(self.q_rel), *arguments, self.hidden, self.terms, self.dropout, self.config,
-            self.heads, self.group, self.m, self.n, self.scale, **self.tuning(role),
+            kernel, (programs,), rows_of(self.q), rows_of(self.k), rows_of(self.v), *arguments,
+            self.hidden, self.terms, self.dropout, config, self.heads, self.group, self.m, self.n,
+            self.scale, **tuning,
         )  # fmt: skip
 
     def over_queries(self, kernel: Any, role: str, *arguments: Any) -> None:
-        """Launch a kernel of `kernels` with a program for each block of queries."""
+        """Launch a kernel with a program for each block of queries; `arguments` follow r."""
         rows = self.tuning(role)["ROWS"]
         programs = self.batch * self.heads * -(-self.m // rows)
-        self.over_tiles(kernel, role, programs, *arguments)
+        self.over_tiles(kernel, role, programs, rows_of(self.q_rel), *arguments)
 
     def over_remainders(self, kernel: Any, slots: int, *arguments: Any) -> None:
-        """Launch a kernel of `products`. If heads use one table, all their rows go together."""
+        """Launch a kernel of `products`. If heads use one table, all their rows go together.
+        A program has all slots of its rows, unless there would be too few programs."""
         shared = self.terms.p.dim() == 2
         tuning = self.tuning("products")
         each = -(-self.m // BLOCK) * (self.heads if shared else 1)
         parts = -(-each // tuning["ROWS"]) * self.batch * (1 if shared else self.heads)
+        programs = min(BLOCK, self.m) * parts
+        few = _PROGRAMS * launches.multiprocessors(self.q.device) // max(programs, 1)
         launches.launch(
-            kernel, (min(BLOCK, self.m) * parts * slots,), *arguments, self.hidden, self.terms,
-            self.heads, self.m, self.n, **self.table_size, SHARED=shared, **tuning,
+            kernel, (programs, min(slots, few + 1)), *arguments, self.hidden, self.terms,
+            self.config, self.heads, self.m, self.n, SHARED=shared, **tuning,
         )  # fmt: skip
 
     def tuning(self, role: str) -> dict[str, int]:
         """Return the options for launching a kernel of this role."""
         tiles = self.hidden.mask is not None or self.terms.bias is not None
-        widest = max(self.d, self.dv, self.table_size["SIZE"])
+        widest = max(self.d, self.dv, self.config.P_SIZE.value)
         return launches.tuning(role, self.q, launches.width(widest), tiles)
 
     def compute_products(self) -> None:

@@ -34,11 +34,13 @@ from .tiles import (
     floor_div,
     kernel,
     load_keys,
+    load_values,
     members,
     more_weights,
     odd,
     offset_of,
     scores,
+    scores_unit,
     visible,
 )
 
@@ -164,6 +166,7 @@ def attention_splits(
     row = (b.to(tl.int64) * heads + h) * m + i
     offset = offset_of(hidden, b, m, n)
     queries = _load(q, b, h, i, there, config.SIZE, config.WIDTH)
+    unit = scores_unit(scale, config)
     relative = queries
     if r.ptr is not None:
         relative = _load(r, b, h, i, there, config.P_SIZE, config.P_WIDTH)
@@ -187,22 +190,22 @@ def attention_splits(
     acc = tl.zeros((ROWS, config.V_WIDTH), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     if terms.sinks is not None:
-        peak = tl.where(split == 0, tl.load(terms.sinks + h), peak)
+        peak = tl.where(split == 0, tl.load(terms.sinks + h) * _LOG2E, peak)
     total = tl.where(peak == float("-inf"), 0.0, 1.0)
     for phase in tl.static_range(3):
         if phase == 2 or terms.p is not None:
             for block in range(ends[phase], ends[phase + 1]):
-                keys = load_keys(k, b, hk, block, n, hidden, config.SIZE, config.WIDTH, _FULL)
+                keys = load_keys(k, b, hk, block, n, hidden, config, _FULL)
                 term = None
                 if phase == 1:
                     term = _products(
                         relative, x, number, offset, head, group, block, terms, config, ONE
                     )
-                s = scores(queries, keys, x, block, terms, scale, config, _FULL, False, term)
+                s = scores(queries, keys, x, block, terms, None, scale, config, _FULL, False, term)
                 seen = visible(x, block, n, hidden, config, _FULL, False)
                 s = tl.where(seen, s, float("-inf"))
-                weights, shrink, peak, total = more_weights(s, peak, total)
-                values = load_keys(v, b, hk, block, n, hidden, config.V_SIZE, config.V_WIDTH, _FULL)
+                weights, shrink, peak, total = more_weights(s, unit, peak, total)
+                values = load_values(v, b, hk, block, n, hidden, config, _FULL)
                 acc = acc * shrink[:, None]
                 acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
     total, new_lse = divisor_and_lse(peak, total)
@@ -220,10 +223,10 @@ def merge_splits(
     """Write out and lse of a query from those of its splits."""
     query = tl.program_id(0).to(tl.int64)
     split, column = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    each = tl.load(part_lse + query * splits + split, split < splits, float("-inf"))
+    each = tl.load(part_lse + query * splits + split, split < splits, float("-inf")) * _LOG2E
     peak = tl.max(each, 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
-    weights = tl.exp2((each - peak) * _LOG2E)
+    weights = tl.exp2(each - peak)
     total = tl.sum(weights, 0)
     total, new_lse = divisor_and_lse(peak, total)
     at = part + ((query * splits + split) * SIZE)[:, None] + column[None, :]

@@ -40,34 +40,35 @@ def bound(
         return None
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     stream, device = driver.active.get_current_stream, driver.active.get_current_device()
+    at = (*grid, 1, 1)[:3]
 
     def launch(*arguments: Any) -> None:
-        run(grid[0], 1, 1, stream(device), function, metadata, None, None, None, *arguments)
+        run(*at, stream(device), function, metadata, None, None, None, *arguments)
 
     return launch, [options[name] for name in list(kernel.signature.parameters)[count:]]
 
 
-# Queries, warps and stages of a program, by compute capability and width of a tile. Other
+# Queries, keys, warps and stages of a tile, by compute capability and width of a tile. Other
 # capabilities use those of 8. Those of 9 up to a width of 128 were the fastest of 52 on an H200.
 # The others were chosen so that few registers spill (docs/internals/attention-gpu.md).
 _TUNING = {
     9: {
-        "forward": {64: (128, 8, 4), 128: (128, 8, 3), 256: (32, 8, 2)},
-        "queries": {64: (64, 4, 1), 128: (64, 4, 3), 256: (64, 8, 1)},
-        "keys": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 8, 2)},
+        "forward": {64: (128, 64, 8, 4), 128: (128, 64, 8, 3), 256: (32, 64, 8, 2)},
+        "queries": {64: (64, 64, 4, 1), 128: (64, 64, 4, 3), 256: (64, 64, 8, 1)},
+        "keys": {64: (64, 64, 4, 2), 128: (32, 64, 4, 3), 256: (32, 64, 8, 2)},
     },
     10: {
-        "forward": {64: (128, 8, 2), 128: (128, 8, 2), 256: (32, 8, 2)},
-        "queries": {64: (64, 8, 2), 128: (64, 8, 2), 256: (64, 8, 1)},
-        "keys": {64: (64, 8, 2), 128: (64, 8, 2), 256: (32, 8, 1)},
+        "forward": {64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (32, 64, 8, 2)},
+        "queries": {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 64, 8, 1)},
+        "keys": {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (32, 64, 8, 1)},
     },
     8: {
-        "forward": {64: (64, 4, 2), 128: (64, 8, 2), 256: (32, 8, 2)},
-        "queries": {64: (32, 8, 2), 128: (32, 8, 2), 256: (64, 8, 1)},
-        "keys": {64: (32, 8, 3), 128: (32, 8, 2), 256: (32, 8, 2)},
+        "forward": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 64, 8, 2)},
+        "queries": {64: (32, 64, 8, 2), 128: (32, 64, 8, 2), 256: (64, 64, 8, 1)},
+        "keys": {64: (32, 64, 8, 3), 128: (32, 64, 8, 2), 256: (32, 64, 8, 2)},
     },
 }
-_FLOAT32 = {64: (32, 8, 1), 128: (16, 8, 1)}
+_FLOAT32 = {64: (32, 64, 8, 1), 128: (16, 64, 8, 1)}
 
 
 @functools.cache
@@ -93,9 +94,10 @@ def tuning(role: str, q: Tensor, width: int, tiles: bool) -> dict[str, int]:
     size = max(64, width)
     full = q.dtype == torch.float32
     if role in ("forward", "queries", "keys"):
-        rows, warps, stages = (_FLOAT32 if full else _TUNING[capability(q.device)][role])[size]
+        by_size = _FLOAT32 if full else _TUNING[capability(q.device)][role]
+        rows, keys, warps, stages = by_size[size]
         stages = min(stages, 2) if tiles else stages
-        return {"ROWS": rows, "num_warps": warps, "num_stages": stages}
+        return {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": stages}
     options = {"num_warps": 4 if size == 64 else 8, "num_stages": 1}
     return options if role == "bias" else {"ROWS": 16 if full or size == 256 else 64, **options}
 

@@ -35,20 +35,20 @@ def _rows_at(x, b, h, i):
 
 
 @triton.jit
-def _columns(terms, far, h, remainder, slot, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the factors (64, WIDTH) of the queries for one slot of 64 columns of products."""
-    place, column = members(slot), tl.arange(0, WIDTH)
+def _columns(terms, far, h, remainder, slot, config):
+    """Return the factors (64, P_WIDTH) of the queries for one slot of 64 columns of products."""
+    place, column = members(slot), tl.arange(0, config.P_WIDTH)
     # Key j of near zone z has the table row 64 z + remainder - j.
     row = terms.near_first * _BLOCK + slot * 2 * _BLOCK + remainder - place - terms.first
     there = (place < terms.near_count * _BLOCK) & (row >= 0) & (row <= terms.last - terms.first)
-    at = terms.p + h.to(tl.int64) * terms.p_head + row.to(tl.int64)[:, None] * SIZE
-    inside = (column < SIZE)[None, :]
+    at = terms.p + h.to(tl.int64) * terms.p_head + row.to(tl.int64)[:, None] * config.P_SIZE
+    inside = (column < config.P_SIZE)[None, :]
     values = tl.load(at + column[None, :], mask=there[:, None] & inside, other=0.0)
     if far is not None:
         place -= terms.near_count * _BLOCK
         count = terms.columns - terms.near_count * _BLOCK
         there = (place >= 0) & (place < count)
-        at = far + (remainder * count + place)[:, None] * SIZE + column[None, :]
+        at = far + (remainder * count + place)[:, None] * config.P_SIZE + column[None, :]
         values += tl.load(at, mask=there[:, None] & inside, other=0.0)
     return values
 
@@ -61,51 +61,71 @@ def _products_at(terms, b, h, heads, i, m, slot):
     return row[:, None] * terms.columns + column[None, :], (column < terms.columns)[None, :]
 
 
+@triton.jit
+def _have_gradients(position, remainder, slot, n, hidden, terms, config):
+    """Tell which products (position, 64) are of blocks that a query sees. No others are written."""
+    column = members(slot)
+    zone = terms.near_first + column // _BLOCK
+    if terms.basis is not None:
+        place = column - terms.near_count * _BLOCK
+        far = floor_div(place, config.RANK)
+        between = tl.where(far < terms.left_count, 0, terms.near_count)
+        far += terms.near_first - terms.left_count + between
+        zone = tl.where(place < 0, zone, far)
+    some = column < terms.columns
+    if config.CAUSAL:
+        some = some & (zone >= 0)
+    if hidden.window is not None:
+        some = some & (zone * _BLOCK + remainder - (_BLOCK - 1) < hidden.window)
+    block = floor_div(position, _BLOCK)[:, None] - zone[None, :]
+    return (block >= 0) & (block < tl.cdiv(n, _BLOCK)) & some[None, :]
+
+
 @kernel
 def table_products(
-    r, far, products, hidden, terms, heads, m, n,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+    r, far, products, hidden, terms, config, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Write products (B, H, m, columns) of r with the table; a program has 64 columns."""
-    slots = tl.cdiv(terms.columns, _BLOCK)
-    program, slot = tl.program_id(0) // slots, tl.program_id(0) % slots
+    """Write products (B, H, m, columns) of r with the table; a program has some of the columns."""
+    program = tl.program_id(0)
     remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
-    column = tl.arange(0, WIDTH)
-    mask = there[:, None] & (column < SIZE)[None, :]
+    column = tl.arange(0, config.P_WIDTH)
+    mask = there[:, None] & (column < config.P_SIZE)[None, :]
     queries = tl.load(_rows_at(r, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
-    columns = _columns(terms, far, tl.min(h, 0), remainder, slot, SIZE, WIDTH)
-    values = tl.dot(queries, tl.trans(columns), input_precision="ieee")
-    if products.dtype.element_ty == tl.float16:  # an overflow to inf would become NaN later
-        finite = tl.abs(values) < float("inf")
-        values = tl.where(finite, clamp(values, -65504.0, 65504.0), values)
-    at, inside = _products_at(terms, b, h, heads, i, m, slot)
-    tl.store(products + at, values.to(products.dtype.element_ty), mask=there[:, None] & inside)
+    for slot in range(tl.program_id(1), tl.cdiv(terms.columns, _BLOCK), tl.num_programs(1)):
+        columns = _columns(terms, far, tl.min(h, 0), remainder, slot, config)
+        values = tl.dot(queries, tl.trans(columns), input_precision="ieee")
+        if products.dtype.element_ty == tl.float16:  # an overflow to inf would become NaN later
+            finite = tl.abs(values) < float("inf")
+            values = tl.where(finite, clamp(values, -65504.0, 65504.0), values)
+        at, inside = _products_at(terms, b, h, heads, i, m, slot)
+        tl.store(products + at, values.to(products.dtype.element_ty), mask=there[:, None] & inside)
 
 
 @kernel
 def table_backward_queries(
-    dproducts, dedges, far, part, dr, scale, hidden, terms, heads, m, n,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+    dproducts, dedges, far, part, dr, scale, hidden, terms, config, heads, m, n,
+    SHARED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write dr: the gradients of the products times the table, scaled, plus `part` if given."""
     program = tl.program_id(0)
     remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
-    head = tl.min(h, 0)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    head, position = tl.min(h, 0), i + offset_of(hidden, b, m, n)
+    acc = tl.zeros((ROWS, config.P_WIDTH), tl.float32)
     if dproducts is not None:
         for slot in range(tl.cdiv(terms.columns, _BLOCK)):
-            at, inside = _products_at(terms, b, h, heads, i, m, slot)
-            gradients = tl.load(dproducts + at, mask=there[:, None] & inside, other=0.0)
-            columns = _columns(terms, far, head, remainder, slot, SIZE, WIDTH)
+            at, _ = _products_at(terms, b, h, heads, i, m, slot)
+            written = _have_gradients(position, remainder, slot, n, hidden, terms, config)
+            gradients = tl.load(dproducts + at, mask=there[:, None] & written, other=0.0)
+            columns = _columns(terms, far, head, remainder, slot, config)
             acc = tl.dot(gradients, columns, acc, input_precision="ieee")
     if dedges is not None:
-        low, high = edge_rows(terms, head, SIZE, WIDTH)
+        low, high = edge_rows(terms, head, config.P_SIZE, config.P_WIDTH)
         at = dedges + 2 * ((b.to(tl.int64) * heads + h) * m + i)
         acc += tl.load(at, mask=there, other=0.0)[:, None] * low[None, :]
         acc += tl.load(at + 1, mask=there, other=0.0)[:, None] * high[None, :]
     acc *= scale
-    column = tl.arange(0, WIDTH)
-    mask = there[:, None] & (column < SIZE)[None, :]
+    column = tl.arange(0, config.P_WIDTH)
+    mask = there[:, None] & (column < config.P_SIZE)[None, :]
     if part.ptr is not None:
         acc += tl.load(_rows_at(part, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
     at = _rows_at(dr, b, h, i)[:, None] + column[None, :]
@@ -114,8 +134,7 @@ def table_backward_queries(
 
 @kernel
 def table_backward(
-    r, dproducts, dedges, dp, scale, hidden, terms, heads, m, n,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    r, dproducts, dedges, dp, scale, hidden, terms, config, heads, m, n, ROWS: tl.constexpr
 ):  # fmt: skip
     """Write dp (B, H, rows, d) of each batch and head; a program has 64 rows of the table."""
     count = terms.last - terms.first + 1
@@ -124,7 +143,10 @@ def table_backward(
     b, h = pair // heads, pair % heads
     row = members(tl.program_id(0) % blocks)
     offset = offset_of(hidden, b, m, n)
-    acc = tl.zeros((_BLOCK, WIDTH), tl.float32)
+    used = row < count
+    if hidden.window is not None:
+        used = used & (row + terms.first < hidden.window)
+    acc = tl.zeros((_BLOCK, config.P_WIDTH), tl.float32)
     for block in range(tl.cdiv(m, ROWS)):
         i = tl.arange(0, ROWS) + block * ROWS
         position = (i + offset)[None, :]
@@ -134,8 +156,8 @@ def table_backward(
             key = position - terms.first - row[:, None]
             slot = floor_div(position, _BLOCK) - floor_div(key, _BLOCK) - terms.near_first
             at = (start * terms.columns)[None, :] + slot * _BLOCK + (key & (_BLOCK - 1))
-            there = (slot >= 0) & (slot < terms.near_count)
-            there = there & (row < count)[:, None] & (i < m)[None, :]
+            there = (slot >= 0) & (slot < terms.near_count) & (key >= 0) & (key < n)
+            there = there & used[:, None] & (i < m)[None, :]
             gradients = tl.load(dproducts + at, mask=there, other=0.0)
         if dedges is not None:
             low = tl.load(dedges + 2 * start, mask=i < m, other=0.0)[None, :]
@@ -143,6 +165,6 @@ def table_backward(
             edges = tl.where((row == 0)[:, None], low, 0.0)
             edges += tl.where((row == count - 1)[:, None], high, 0.0)
             gradients = (gradients.to(tl.float32) + edges).to(gradients.dtype)
-        queries = load(r, b, h, i, m, SIZE, WIDTH, True)
+        queries = load(r, b, h, None, i, i < m, config.P_SIZE, config.P_WIDTH)
         acc = tl.dot(gradients, queries, acc, input_precision="ieee")
-    store(dp, b, h, row, count, acc * scale, SIZE, WIDTH)
+    store(dp, b, h, row, count, acc * scale, config.P_SIZE, config.P_WIDTH)

@@ -1,9 +1,10 @@
 """Fused attention on a GPU: functions of the Triton kernels for one tile of queries and keys.
 
-Keys are taken in blocks of 64. A query at position t = i + offset and the keys of block b are in
-the zone ``t // 64 - b``. All deltas of a zone lie within 63 of ``64 * zone``. Another kernel runs
-before the attention. It computes ``products[i, ...]``, from which each tile adds the relative term
-of its zone. So a tile reads rows that begin at a multiple of 64 numbers for every position.
+Keys are taken in blocks of 64, one or two in a tile. A query at position t = i + offset and the
+keys of block b are in the zone ``t // 64 - b``. All deltas of a zone lie within 63 of
+``64 * zone``. Another kernel runs before the attention. It computes ``products[i, ...]``, from
+which each tile adds the relative terms of its zones. So a tile reads rows that begin at a multiple
+of 64 numbers for every position.
 
 - In a near zone, ``products`` holds ``q_i . p[64 * zone + t % 64 - j]`` for each of the 64 keys j
   of the block. Zones near the diagonal are near, and so are all zones of a differentiable table.
@@ -104,6 +105,15 @@ class Dropout(NamedTuple):
     batch: Any  # number of rows of a batch, `odd`
 
 
+class Saved(NamedTuple):
+    """Numbers of each query (B, H, m) that the backward's first kernel saves for the others."""
+
+    lse: Any  # in base 2; +inf, which makes all weights 0, for a query that sees no key
+    sums: Any  # dO . out - d lse
+    low: Any  # with beyond="edge", as in `Queries`
+    high: Any
+
+
 class Config(NamedTuple):
     """Constants for which a kernel is compiled."""
 
@@ -119,6 +129,8 @@ class Config(NamedTuple):
     RANK: tl.constexpr
     PHASES: tl.constexpr  # 4 if the table has rows on one side of the diagonal only, else 7
     MASK_ALIGNED: tl.constexpr  # 16 entries of the mask may be loaded at once
+    KEYS: tl.constexpr  # of a tile: 64 or 128
+    BARE: tl.constexpr  # a score is a product times a positive scale, and nothing more
 
 
 class Queries(NamedTuple):
@@ -149,9 +161,9 @@ def clamp(x, low, high):
 
 
 @triton.jit
-def members(block):
-    """Return the indices (64,) of the keys (or queries) of a block."""
-    return tl.arange(0, _BLOCK) + block * _BLOCK
+def members(block, SIZE: tl.constexpr = _BLOCK):
+    """Return the indices (SIZE,) of the keys (or queries) of a block."""
+    return tl.arange(0, SIZE) + block * SIZE
 
 
 @triton.jit
@@ -177,18 +189,29 @@ def multiply(q, k, add, T: tl.constexpr):
 
 
 @triton.jit
-def load(x, b, h, row, rows, SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Return rows (row, WIDTH) of x: 0 from column SIZE on and, if MASKED, from row `rows` on."""
+def load(x, b, h, first, row, there, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Return rows first + row (row, WIDTH) of x: 0 from column SIZE on, and where not `there`.
+    If `first`, unless None, alone changes in a loop, addresses take registers, not instructions."""
     column = tl.arange(0, WIDTH)
     start = x.ptr + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head
-    at = start + row.to(tl.int64)[:, None] * x.row + column[None, :]
-    if MASKED:
-        values = tl.load(at, mask=(row < rows)[:, None] & (column < SIZE)[None, :], other=0.0)
+    if first is None:
+        at = start + row.to(tl.int64)[:, None] * x.row + column[None, :]
+    else:
+        start += tl.cast(first, tl.int64) * x.row
+        at = start + (row.to(tl.int64)[:, None] * x.row + column[None, :])
+    if there is not None:
+        values = tl.load(at, mask=there[:, None] & (column < SIZE)[None, :], other=0.0)
     elif SIZE < WIDTH:
         values = tl.load(at, mask=(column < SIZE)[None, :], other=0.0)
     else:
         values = tl.load(at)
     return values
+
+
+@triton.jit
+def load_each(at, there, other):
+    """Return numbers: `other` where `there` is false, unless it is None."""
+    return tl.load(at) if there is None else tl.load(at, mask=there, other=other)
 
 
 @triton.jit
@@ -226,20 +249,37 @@ def _seen_keys(hidden, b, j, n):
 
 
 @triton.jit
-def load_keys(
-    x, b, h, block, n, hidden, SIZE: tl.constexpr, WIDTH: tl.constexpr, LEVEL: tl.constexpr
+def _load_block(
+    x, b, h, block, n, hidden, config, SIZE: tl.constexpr, WIDTH: tl.constexpr, LEVEL: tl.constexpr
 ):
-    """Return a block (64, WIDTH) of k or v, with zeros for hidden keys, which may hold NaN."""
-    j = members(block)
+    """Return a block (KEYS, WIDTH) of k or v, with zeros for hidden keys, which may hold NaN."""
+    there = None
     if hidden.key_mask is not None:
-        j = tl.where(_seen_keys(hidden, b, j, n), j, n)
-    return load(x, b, h, j, n, SIZE, WIDTH, LEVEL == _FULL or hidden.key_mask is not None)
+        there = _seen_keys(hidden, b, members(block, config.KEYS), n)
+    elif LEVEL == _FULL:
+        there = members(block, config.KEYS) < n
+    if LEVEL == _FULL:
+        values = load(x, b, h, None, members(block, config.KEYS), there, SIZE, WIDTH)
+    else:
+        row = tl.arange(0, config.KEYS)
+        values = load(x, b, h, block * config.KEYS, row, there, SIZE, WIDTH)
+    return values
+
+
+@triton.jit
+def load_keys(k, b, h, block, n, hidden, config, LEVEL: tl.constexpr):
+    return _load_block(k, b, h, block, n, hidden, config, config.SIZE, config.WIDTH, LEVEL)
+
+
+@triton.jit
+def load_values(v, b, h, block, n, hidden, config, LEVEL: tl.constexpr):
+    return _load_block(v, b, h, block, n, hidden, config, config.V_SIZE, config.V_WIDTH, LEVEL)
 
 
 @triton.jit
 def visible(x, block, n, hidden, config, LEVEL: tl.constexpr, T: tl.constexpr):
     """Return a tile of bool. Causal mask, window and n hide no pair of a tile below level _FULL."""
-    keys = members(block)
+    keys = members(block, config.KEYS)
     i, j = grad_queries(x.i, T), grad_keys(keys, T)
     delta = grad_queries(x.position, T) - j
     seen = delta == delta  # a tile of True
@@ -279,29 +319,46 @@ def _far_slot(terms, zone):
 
 
 @triton.jit
-def far_at(terms, x, block, config):
-    """Return the indices (queries, 16) of a block's products in far zones, and which exist."""
-    slot, there = _far_slot(terms, floor_div(x.position, _BLOCK) - block)
-    rank = tl.arange(0, _LEAST)
-    start = x.row * terms.columns + terms.near_count * _BLOCK + slot * config.RANK
-    at = start[:, None] + rank[None, :]
-    return at, (there & (x.i < x.m))[:, None] & (rank < config.RANK)[None, :]
+def _zones(x, block, place, SIZE: tl.constexpr, config):
+    """Return the zones of queries and of the columns of a tile, `place`, SIZE for each 64 keys."""
+    zone = floor_div(x.position, _BLOCK)[:, None] - block * (config.KEYS // _BLOCK)
+    if config.KEYS > _BLOCK:
+        zone = zone - (place // SIZE)[None, :]
+    return zone
 
 
 @triton.jit
-def near_at(terms, x, block):
-    """Return the indices (queries, 64) of a block's products in near zones, and which exist."""
-    slot = floor_div(x.position, _BLOCK) - block - terms.near_first
-    at = (x.row * terms.columns + slot * _BLOCK)[:, None] + tl.arange(0, _BLOCK)[None, :]
-    return at, ((slot >= 0) & (slot < terms.near_count) & (x.i < x.m))[:, None]
+def far_at(terms, x, block, config):
+    """Return the indices (queries, 16 for each 64 keys) of a tile's products in far zones, and
+    which exist."""
+    place = tl.arange(0, config.KEYS // _BLOCK * _LEAST)
+    slot, there = _far_slot(terms, _zones(x, block, place, _LEAST, config))
+    start = (x.row * terms.columns + terms.near_count * _BLOCK)[:, None] + slot * config.RANK
+    rank = (place % _LEAST)[None, :]
+    return start + rank, there & (x.i < x.m)[:, None] & (rank < config.RANK)
+
+
+@triton.jit
+def near_at(terms, x, block, config):
+    """Return the indices (queries, KEYS) of a tile's products in near zones, and which exist."""
+    place = tl.arange(0, config.KEYS)
+    slot = _zones(x, block, place, _BLOCK, config) - terms.near_first
+    at = (x.row * terms.columns)[:, None] + slot * _BLOCK + (place % _BLOCK)[None, :]
+    return at, (slot >= 0) & (slot < terms.near_count) & (x.i < x.m)[:, None]
 
 
 @triton.jit
 def basis_of(terms, config):
-    """Return the basis of the far zones, (16, 64), with zeros in rows from RANK on."""
-    rank = tl.arange(0, _LEAST)[:, None]
-    at = terms.basis + rank * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-    return tl.load(at, mask=rank < config.RANK, other=0.0)
+    """Return the basis of the far zones, with zeros in rows from RANK to 16, or None; for 128 keys
+    (32, 128), with one for each 64 of them."""
+    basis = None
+    if terms.basis is not None:
+        place = tl.arange(0, config.KEYS // _BLOCK * _LEAST)[:, None]
+        key = tl.arange(0, config.KEYS)[None, :]
+        there = (place % _LEAST < config.RANK) & (place // _LEAST == key // _BLOCK)
+        at = terms.basis + place % _LEAST * _BLOCK + key % _BLOCK
+        basis = tl.load(at, mask=there, other=0.0)
+    return basis
 
 
 @triton.jit
@@ -326,40 +383,51 @@ def _tanh(x):
 
 
 @triton.jit
-def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.constexpr, term=None):
-    """Return a tile of scores, softcap included; `term` is added to q k^T."""
+def scores_unit(scale, config):
+    """Return the factor of `scores` in exponents of 2: one instruction multiplies and subtracts."""
+    return scale * _LOG2E if config.BARE else 1.0
+
+
+@triton.jit
+def scores(
+    q, k, x, block, terms, basis, scale, config, LEVEL: tl.constexpr, T: tl.constexpr, term=None
+):
+    """Return a tile of scores in base 2, softcap included, over `scores_unit`; `term` is added to
+    q k^T."""
     s = multiply(q, k, term, T)
-    delta = grad_queries(x.position, T) - grad_keys(members(block), T)
+    delta = grad_queries(x.position, T) - grad_keys(members(block, config.KEYS), T)
     if terms.products is not None:
         if LEVEL >= _FAR and terms.basis is not None:
             at, there = far_at(terms, x, block, config)
             far = tl.load(terms.products + at, mask=there, other=0.0)
-            s = multiply(far, tl.trans(basis_of(terms, config)), s, T)
+            s = multiply(far, tl.trans(basis), s, T)
         if LEVEL == _FULL:
-            at, there = near_at(terms, x, block)
+            at, there = near_at(terms, x, block, config)
             near = tl.load(terms.products + at, mask=there, other=0.0).to(tl.float32)
             s += tl.trans(near) if T else near
     if config.EDGE:
         s += tl.where(delta < terms.first, grad_queries(x.low, T), 0.0)
         s += tl.where(delta > terms.last, grad_queries(x.high, T), 0.0)
-    s *= scale
-    if terms.slopes is not None:
-        s -= tl.load(terms.slopes + x.h) * tl.abs(delta).to(tl.float32)
-    if terms.bias is not None:
-        row = delta - (terms.bias_first >> 1)
-        count = (terms.bias_last >> 1) - (terms.bias_first >> 1)
-        at = terms.bias + x.h.to(tl.int64) * (terms.bias_head >> 1)
-        if config.BIAS_EDGE:
-            s += tl.load(at + clamp(row, 0, count))
-        else:
-            s += tl.load(at + row, mask=(row >= 0) & (row <= count), other=0.0)
-    if terms.softcap is not None:
-        s = terms.softcap * _tanh(s / terms.softcap)
+    if not config.BARE:
+        unit = _LOG2E if terms.softcap is None else 1 / terms.softcap
+        s *= scale * unit
+        if terms.slopes is not None:
+            s -= (tl.load(terms.slopes + x.h) * unit) * tl.abs(delta).to(tl.float32)
+        if terms.bias is not None:
+            row = delta - (terms.bias_first >> 1)
+            count = (terms.bias_last >> 1) - (terms.bias_first >> 1)
+            at = terms.bias + x.h.to(tl.int64) * (terms.bias_head >> 1)
+            if config.BIAS_EDGE:
+                s += tl.load(at + clamp(row, 0, count)) * unit
+            else:
+                s += tl.load(at + row, mask=(row >= 0) & (row <= count), other=0.0) * unit
+        if terms.softcap is not None:
+            s = (terms.softcap * _LOG2E) * _tanh(s)
     return s
 
 
 @triton.jit
-def kept_weights(dropout, x, block, T: tl.constexpr):
+def kept_weights(dropout, x, block, config, T: tl.constexpr):
     """Return a tile of 0 for dropped weights and 1 / (1 - dropout_p) for kept ones.
 
     The hash is the CPU kernel's: splitmix64 of seed and row, and a 32-bit mix with the key.
@@ -370,7 +438,7 @@ def kept_weights(dropout, x, block, T: tl.constexpr):
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     z = grad_queries(z ^ (z >> 31), T)
-    y = grad_keys(members(block), T).to(tl.uint32) * 0x9E3779B9 + z.to(tl.uint32)
+    y = grad_keys(members(block, config.KEYS), T).to(tl.uint32) * 0x9E3779B9 + z.to(tl.uint32)
     y = (y ^ (y >> 16)) * 0x7FEB352D
     y = y ^ (y >> 15) ^ (z >> 32).to(tl.uint32)
     y = y * 0x846CA68B
@@ -382,13 +450,13 @@ def kept_weights(dropout, x, block, T: tl.constexpr):
 
 
 @triton.jit
-def more_weights(s, peak, total):
+def more_weights(s, unit, peak, total):
     """Return the weights of more scores (rows, keys), the factor on what was summed before them,
-    and the largest score and the sum of weights with them."""
-    new = tl.maximum(peak, tl.max(s, 1))
+    and the largest exponent and the sum of weights with them."""
+    new = tl.maximum(peak, tl.max(s, 1) * unit)
     safe = tl.where(new == float("-inf"), 0.0, new)
-    weights = tl.exp2((s - safe[:, None]) * _LOG2E)
-    shrink = tl.exp2((peak - safe) * _LOG2E)
+    weights = tl.exp2(s * unit - safe[:, None])
+    shrink = tl.exp2(peak - safe)
     return weights, shrink, new, total * shrink + tl.sum(weights, 1)
 
 
@@ -397,4 +465,4 @@ def divisor_and_lse(peak, total):
     """Return what divides the weighted sum, 1 if no key was seen, and lse."""
     blind = total == 0
     total = tl.where(blind, 1.0, total)
-    return total, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E)
+    return total, tl.where(blind, float("-inf"), (peak + tl.log2(total)) / _LOG2E)
