@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..arrays.alibi import alibi_slopes
@@ -10,6 +12,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class ALiBi(Encoding):
     """Subtract a slope times the distance from the score: ALiBi.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,6 +15,7 @@ _WIDEST = 54  # bits of 2^53, the largest position
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Binary(Encoding):
     """Add the bits of the position to the token embedding.
 

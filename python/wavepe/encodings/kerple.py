@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..arrays.relative_bias import Bias
@@ -13,6 +15,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Kerple(Encoding):
     """Subtract a learned kernel of the distance from the score: KERPLE.
 

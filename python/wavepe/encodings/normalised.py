@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -11,6 +13,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Normalised(Encoding):
     """Add position / length to every component of the token embedding.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..common import checks
@@ -12,6 +14,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class PoPE(Encoding):
     """Take the elements of q and k as magnitudes, and turn each one by its position: PoPE.
 

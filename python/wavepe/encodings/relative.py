@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -13,6 +15,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Relative(Encoding):
     """Add learned functions of the distance, which each token weights: Inkling's relative logits.
 

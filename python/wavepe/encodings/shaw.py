@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Shaw(Encoding):
     """Add a learned vector of the distance to each key: Shaw's relative representations.
 

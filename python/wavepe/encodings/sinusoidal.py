@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class Sinusoidal(Encoding):
     """Add sine waves of the position to the token embedding.
 

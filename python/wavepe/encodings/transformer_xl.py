@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -14,6 +16,7 @@ from .register import register_encoding
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
     """Add the product of the query with sine waves of the distance to the score: Transformer-XL.
 

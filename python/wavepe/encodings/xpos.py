@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ _LARGEST = {"torch.float64": 600.0}
 
 
 @register_encoding
+@dataclasses.dataclass(frozen=True)
 class XPos(Encoding):
     """Rotate as RoPE, and multiply the product of pair i by zeta_i^(delta / scale_base): xPos.
 
