@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from compare_cases import arguments, results, text_in
+from compare_cases import arguments, results
 from wavepe.cli import main
 from wavepe.experiments.presets import rows_for
 from wavepe.experiments.settings import Row
@@ -18,9 +18,8 @@ from docs.writers.runs import comparison
 def folder(tmp_path_factory):
     """A comparison with two seeds, as it is left behind."""
     pytest.importorskip("transformers")
-    text, out = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs") / "out"
-    text_in(text)
-    assert main(arguments(text, out, "--seeds", "2", specs=["none", "alibi"])) == 0
+    out = tmp_path_factory.mktemp("runs") / "out"
+    assert main(arguments(out, "--seeds", "2", specs=["none", "alibi"])) == 0
     return out
 
 

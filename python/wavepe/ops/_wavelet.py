@@ -192,7 +192,8 @@ def _sampled(
     _check_sampled(offsets, scale, shift, kind)
     if not scale.is_cpu and registered(kind) is None and has_float64(scale.device):
         return _gathered(offsets, scale, shift, kind, mirrored)
-    return _like(scale, run_check(sampled_table, kind, *_arrays(offsets, scale, shift, mirrored)))
+    arrays = run_check(_arrays, offsets, scale, shift, mirrored)
+    return _like(scale, run_check(sampled_table, kind, *arrays))
 
 
 def _gathered(
@@ -235,8 +236,12 @@ def _sampled_backward(
     wavelet = registered(kind)
     if wavelet is None:
         check(False, f"kind {kind!r} must be a registered wavelet, but is none (any more)")
-    arrays = (*_float64(grad), *_arrays(offsets, scale, shift, mirrored))
-    grad_scale, grad_shift = run_check(table_gradients, cast(Any, wavelet), *arrays)
+
+    def gradients() -> tuple[np.ndarray, np.ndarray]:
+        arrays = (*_float64(grad), *_arrays(offsets, scale, shift, mirrored))
+        return table_gradients(cast(Any, wavelet), *arrays)
+
+    grad_scale, grad_shift = run_check(gradients)
     return _like(scale, grad_scale), _like(shift, grad_shift)
 
 
