@@ -85,6 +85,17 @@ def price(root: Path, spec: str) -> str:
     return f"attention takes {times} times as long"
 
 
+def decoding(root: Path, spec: str) -> str:
+    """Return the time of a decoding step over that of the stock model, the range measured."""
+    ratios = [
+        row["ratio"][spec]
+        for results in kept_results(root, "hf-decoding")
+        for row in results["rows"]
+        if spec in row["ratio"]
+    ]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def cases(root: Path) -> list[Case]:
     """Return the rows of the table."""
     return [*checkpoints(root), *new_models(root)]

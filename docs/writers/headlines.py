@@ -81,16 +81,21 @@ def bench_headline(root: Path) -> str:
     shown = [op_rows[0] for op_rows in each if op_rows]
     if not shown:
         raise Missing(f"the results in {RESULTS} hold no headline rows")
-    return f"{_headline_table(shown)}\n\n{wrapped(f'{_sources(files, shown)}.')}"
+    made = {
+        path: f"[{path.name}]({path.relative_to(root)}), {_where(results)}"
+        for path, results in (files[row["op"]] for row in shown)
+    }
+    return f"{_headline_table(shown)}\n\n{wrapped('; '.join(made.values()), width=120)}."
 
 
 def _headline_table(rows: Sequence[dict]) -> str:
     fresh = any(row["memory"] == "fresh" for row in rows)
     words = (
-        "Before each rival stands its time divided by wavepe's: above 1 wavepe is faster. Times "
-        "are medians." + " *Fresh* memory comes from the system page by page." * fresh
+        "Each factor is the rival's time divided by wavepe's: above 1, wavepe is faster. Times are "
+        "medians." + " *Fresh* memory comes from the system page by page." * fresh
     )
-    heads = ("operation", "input", "wavepe", "fastest other way to the same", "what does less work")
+    alternatives = ("fastest alternative with the same result", "lower bound (does less)")
+    heads = ("operation", "input", "wavepe", *alternatives)
     shown = table(heads, [_cells(row, RIVALS, LESS) for row in rows], "llrl")
     return f"{wrapped(words)}\n\n{shown}"
 
@@ -173,13 +178,18 @@ def _sources(files: dict[str, tuple[Path, dict]], rows: Iterable[dict], to_root:
 
 def _source(path: Path, results: dict, to_root: str) -> str:
     about, machine = results["environment"], results["machine"]
-    where = f"{about['cpu']}, {about['variant']}, {in_threads(about['threads'])}"
     return (
-        f"[{path.name}]({to_root}benchmarks/results/{path.name}) ({where}, {about['date'][:10]}, "
+        f"[{path.name}]({to_root}benchmarks/results/{path.name}) ({_where(results)}, "
         f"{commit_of(about)}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
         f"{about['transformers']}; copies {machine['copy']['rate'] / 1e9:.1f} GB/s and multiplies "
         f"matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run)"
     )
+
+
+def _where(results: dict) -> str:
+    about = results["environment"]
+    where = f"{about['cpu']}, {about['variant']}, {in_threads(about['threads'])}"
+    return f"{where}, {about['date'][:10]}"
 
 
 def _time(seconds: float) -> str:

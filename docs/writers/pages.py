@@ -53,10 +53,10 @@ def addresses(root: Path) -> dict[str, str]:
     return dict(re.findall(r'^(Repository|Documentation) = "(.+?)"', text, re.M))
 
 
-def wrapped(text: str, indent: str = "") -> str:
-    """Return the text in lines of at most 100 characters; names and links stay whole."""
+def wrapped(text: str, indent: str = "", width: int = 100) -> str:
+    """Return the text in lines of at most `width` characters; names and links stay whole."""
     return textwrap.fill(
-        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
