@@ -10,21 +10,13 @@ import sys
 import time
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("accelerate")
-
-from hf_model import tiny
+import torch
+from hf_model import TRAINER_WARNS, tiny
 from transformers import AutoModelForCausalLM
 from wavepe.cli import main
 from wavepe.training import adapting
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
-]
+pytestmark = TRAINER_WARNS
 SIZES = ["--tokens", "2e3", "--length", "40", "--batch", "2"]
 
 

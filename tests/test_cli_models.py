@@ -8,20 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+import hf_families
 import numpy as np
 import pytest
-import wavepe
+import tokenizers
+import torch
+import transformers
+import wavepe.hf
 from commands import refused, run
 from compare_cases import results, text, trained
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("rich")
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("matplotlib")
-
-import hf_families
-import wavepe.hf
 from hf_model import tiny_config
 from matplotlib.figure import Figure
 from wavepe import analysis

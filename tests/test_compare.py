@@ -10,16 +10,11 @@ import statistics
 import sys
 
 import pytest
+import torch
+import wavepe.hf
 from cases import forget_registrations
 from compare_cases import SPECS, arguments, compare, figures, forks, refused, results, text, trained
 from processes import forked, gone
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
-import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main

@@ -10,15 +10,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import torch
 import wavepe.hf
+from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
 from wavepe.common.errors import CommandError

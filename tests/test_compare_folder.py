@@ -7,12 +7,6 @@ import shutil
 import sys
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import safetensors.torch
 import torch
 from cases import forget_registrations
