@@ -243,6 +243,8 @@ def test_out_of_memory_is_recognised(module):
             empty(sizes)
         assert out_of_memory(caught.value).startswith(words)
     assert out_of_memory(MemoryError()) == "out of memory"
+    gpu = RuntimeError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total of")
+    assert out_of_memory(gpu) == "out of memory on the GPU (asked for 20.50 GiB)"
     assert out_of_memory(RuntimeError("shapes differ")) is None
 
 
