@@ -239,12 +239,10 @@ def _ray(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
         yield Tasks()
 
 
-@contextmanager
-def _mpi(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
+def _mpi(rest: str, folder: Path, gpus: int) -> Executor:
     from mpi4py.futures import MPIPoolExecutor
 
-    with MPIPoolExecutor() as pool:
-        yield pool
+    return MPIPoolExecutor()  # a context manager itself
 
 
 # name -> the module that it needs, which its extra brings
