@@ -104,11 +104,8 @@ def _events(stream: BinaryIO) -> Iterator[list[Any]]:
         if not line.endswith(b"\n"):  # the task is writing the rest
             stream.seek(-len(line), os.SEEK_CUR)
             return
-        event = None
         with suppress(ValueError):  # a killed process has left half a line
-            event = json.loads(line)
-        if event is not None:
-            yield event
+            yield json.loads(line)
 
 
 def _run_task(number: int, rows: Sequence[str], imports: Sequence[str], events: Path) -> Failure:
