@@ -14,7 +14,7 @@ from wavepe.hf.passes import Pass
 
 LENGTH = 16  # trained length
 VOCABULARY = 50
-# What Trainer and accelerate warn of in each training
+# Warnings of Trainer and accelerate in each training
 TRAINER_WARNS = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
