@@ -374,8 +374,12 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
 def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report([4], quiet=False) as progress:
+    with Report([4, 900], quiet=False) as progress:
         progress.doing(0, "none")
+        progress.step(0, 1, 6.5)
+        progress.skip(1, 900)  # counts for no speed
         progress.step(0, 2, 5.5)
-    assert sys.stderr.getvalue().startswith("[1/1] none: step 2 of 4, loss 5.500")
+    first, second = sys.stderr.getvalue().splitlines()
+    assert first.startswith("[1/2] none: step 1 of 4, loss 6.500")
+    assert second == "[1/2] none: step 2 of 4, loss 5.500, 0 bytes/s, -:--:-- left"
     assert "\x1b" not in sys.stderr.getvalue()

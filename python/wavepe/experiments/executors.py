@@ -243,7 +243,7 @@ def _mpi(rest: str, folder: Path, gpus: int) -> Executor:
 
 
 # name -> the module that it needs, which its extra brings
-_KINDS = {
+_KINDS: dict[str, tuple[str, Callable[..., AbstractContextManager[Executor]]]] = {
     "dask": ("distributed", _dask), "slurm": ("submitit", _slurm), "ray": ("ray", _ray),
     "mpi": ("mpi4py", _mpi),
 }  # fmt: skip
