@@ -14,6 +14,19 @@ from processes import forked
 from wavepe.cli import main
 
 SPECS = ("none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3")
+# A user's file with an encoding of its own
+LIN = """
+import numpy as np
+import wavepe
+
+@wavepe.register_encoding
+class Lin(wavepe.encodings.Encoding):
+    name = "lin"
+    slope: float = 0.1
+
+    def slopes(self, heads):
+        return np.full(heads, self.slope)
+"""
 TINY = [
     "--train-length", "16", "--lengths", "16", "32", "--batch", "2", "--layers", "1", "--heads",
     "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02",

@@ -28,10 +28,12 @@ from wavepe.arrays import threads
 
 # Files of tests, without test_, and what they need beside NumPy: elsewhere they are skipped.
 NEEDS = {
-    "ops_* nn_* combinations cuda docstrings rope_known_bugs self_extend": "torch",
-    "hf* examples* device_calls distributed kept": "torch transformers",
-    "benchmarks* docs experiments faults notebooks": "torch transformers rich matplotlib",
-}
+    "ops_* nn_* analysis combinations cuda docstrings rope_known_bugs self_extend": "torch",
+    "hf* analysis_models examples* device_calls distributed kept": "torch transformers",
+    "benchmarks* cli_* compare* docs experiments faults notebooks":
+        "torch transformers rich matplotlib",
+    "*_adapt": "accelerate",
+}  # fmt: skip
 
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())

@@ -30,8 +30,9 @@ FAULTS = {
     "ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "SIGINT": -signal.SIGINT, "SIGTERM": -signal.SIGTERM,
     "SIGHUP": -signal.SIGHUP, "SIGKILL": -signal.SIGKILL,
 }  # fmt: skip
-# compare, and with all that it can write; convert, by what becomes of weights
-CASES = ("compare", "tuned", "copied", "rewritten", "bin")
+# compare, and with all that it can write; convert, by what becomes of weights. Each with the
+# distance of the writes that test_faults.py tries
+CASES = {"compare": 17, "tuned": 61, "copied": 11, "rewritten": 11, "bin": 11}
 TINY = (
     "--steps 4 --save-every 2 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 "
     "--head-dim 6 --eval-bytes 64 --threads 1"

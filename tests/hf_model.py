@@ -4,6 +4,7 @@ import contextlib
 import io
 
 import numpy as np
+import pytest
 import torch
 import wavepe.hf
 from encoding_cases import CONSTANT, HEAD, INTERLEAVED, attention_weights, learned_by, parts_of
@@ -13,6 +14,12 @@ from wavepe.hf.passes import Pass
 
 LENGTH = 16  # trained length
 VOCABULARY = 50
+# Warnings of Trainer and accelerate in each training
+TRAINER_WARNS = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
 # Options of a scaled RoPE for this length, by its type.
 SCALINGS = {
     "linear": {"factor": 2.0},

@@ -8,7 +8,6 @@ import pytest
 import wavepe
 import wavepe.analysis as analysis
 from cases import assert_within, forget_registrations
-from processes import output
 
 MATRICES = (
     analysis.rope_matrix,
@@ -49,14 +48,6 @@ def test_matrices_block_by_block(dim, theta, position):
 def test_theta_is_ten_thousand_by_default(matrix):
     assert np.array_equal(matrix(5, 8), matrix(5, 8, 10000.0))
     assert not np.allclose(matrix(5, 8), matrix(5, 8, 500.0))
-
-
-def test_the_rotation_is_that_of_rope():
-    x = np.random.default_rng(0).standard_normal(16)
-    for position in (0, 3, 4095):
-        table = wavepe.rope_table(position, oracle.rope_frequencies(16), dtype=np.float64)
-        wanted = wavepe.rope(x, *table, interleaved=True)
-        assert_within(analysis.rope_matrix(position, 16) @ x, wanted, 1e-14)
 
 
 @pytest.mark.parametrize("dim", [2, 8, 64, 128, 256])
@@ -175,11 +166,3 @@ def test_band_variance():
 def test_errors(function, arguments, error, message):
     with pytest.raises(error, match=message):
         getattr(analysis, function)(*arguments)
-
-
-def test_it_needs_numpy_alone():
-    code = (
-        "import sys, wavepe.analysis as a; a.rope_matrix(1, 4); a.wavelet_transform([1.], 1, 0);"
-        "sys.exit(bool({'torch', 'matplotlib', 'pywt', 'transformers'} & set(sys.modules)))"
-    )
-    output("-c", code)

@@ -5,13 +5,10 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import hf_families
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import hf_families
+import torch
 import wavepe.hf
 from encoding_cases import LEARNED
 from hf_model import HEAD, SPECS, close, patched_tiny, reference, tiny, tokens
@@ -113,30 +110,14 @@ def test_a_model_that_looks_ahead_is_refused():
 # ------------------------------------------------------------------ windows
 
 
-def window_by_hand(weights, threshold):
-    window = 0
-    for delta in range(len(weights)):
-        seen = [weights[query][query - delta] for query in range(delta, len(weights))]
-        if sum(seen) / len(seen) >= threshold:
-            window = delta + 1
-    return window
-
-
-@pytest.mark.parametrize("threshold", [1e-3, 0.03, 0.1, 0.5])
-def test_windows_by_hand(threshold):
-    weights = attention_map(patched_tiny("alibi"), ROW)
-    expected = [[window_by_hand(head.astype(float), threshold) for head in row] for row in weights]
-    windows = attention_window(weights, threshold)
-    np.testing.assert_array_equal(windows, expected)
-    assert windows.dtype == np.int64
-
-
 def test_windows_of_plain_matrices():
     assert attention_window(np.eye(5)) == 1
     assert attention_window(np.zeros((5, 5))) == 0
     assert attention_window([[1.0, 0], [0.25, 0.75]], threshold=0.25) == 2
     hole = np.eye(6) + np.eye(6, k=-4)  # nothing in between
     assert attention_window(hole) == 5
+    windows = attention_window([[np.eye(3) / 2 + np.diag([0.1, 0.3], -1), np.zeros((3, 3))]], 0.2)
+    assert (windows.dtype, windows.tolist()) == (np.int64, [[2, 0]])  # the mean is 0.2
 
 
 @pytest.mark.parametrize(

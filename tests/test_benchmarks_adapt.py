@@ -3,21 +3,15 @@
 import json
 
 import pytest
-
-pytest.importorskip("accelerate")
-tokenizers = pytest.importorskip("tokenizers")
-
+import tokenizers
 from compare_cases import compare
-from hf_model import tiny
+from hf_model import TRAINER_WARNS, tiny
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import adapt_recipes, prose, real_model
 from docs.writers import adapt as adapt_page
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
-]
+pytestmark = TRAINER_WARNS
 
 
 def test_recipes(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,6 @@ from docs.writers.runs import comparison
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A comparison with two seeds, as it is left behind."""
-    pytest.importorskip("transformers")
     out = tmp_path_factory.mktemp("runs") / "out"
     assert main(arguments(out, "--seeds", "2", specs=["none", "alibi"])) == 0
     return out

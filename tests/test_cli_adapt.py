@@ -1,30 +1,17 @@
 """The command adapt."""
 
-import functools
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
+import shlex
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("accelerate")
-
-from hf_model import tiny
+from compare_cases import interrupt
+from hf_model import TRAINER_WARNS, tiny
 from transformers import AutoModelForCausalLM
 from wavepe.cli import main
-from wavepe.training import adapting
+from wavepe.experiments.progress import Report
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
-]
+pytestmark = TRAINER_WARNS
 SIZES = ["--tokens", "2e3", "--length", "40", "--batch", "2"]
 
 
@@ -47,6 +34,7 @@ def test_adapt(words, tmp_path, capsys):
     assert "rope:fraction=0.25+alibi" in printed
     assert log.startswith("encoding: rope:fraction=0.25+alibi; recipe auto: keeps")
     assert "(1/4 of all pairs)" in log.splitlines()[0]
+    assert "warning" not in log  # the text has more tokens than it trains on
     assert "biases" not in printed  # there are no wavelets
     assert re.search(r"^Trained on 2000 tokens in \d+ s\.$", printed, re.M)
     assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
@@ -108,32 +96,6 @@ def test_links_that_lead_out_of_the_folder(words, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("count", [50, 80_000])
-def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
-    """However many tokens are trained on; a text that has no more is taken whole."""
-    seen = []
-
-    class Ended(Exception):
-        pass
-
-    @functools.wraps(adapting.adapt)
-    def called(*args, **options):
-        seen.append((args, options))
-        raise Ended
-
-    monkeypatch.setattr(adapting, "adapt", called)
-    text = "".join(f"{n:03d}," for n in range(count))
-    (tmp_path / "text.txt").write_text(text)
-    for tokens in ("100", "200"):
-        given = [*words, "--tokens", tokens, "--lengths", "40", "--held-out", "60"]
-        with pytest.raises(Ended):
-            main(given)
-    for ((_, _, ids), options), tokens in zip(seen, (100, 200), strict=True):
-        assert options["held_out"] == 60
-        found = bytes(ids.tolist()).decode()
-        assert found == (text if len(text) <= tokens + 60 else text[:tokens] + text[-60:])
-
-
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize(("spec", "line"), [
     ("wavelet", "pairs), and gives wavelets biases and a projection; 4 scales, so that the largest "
@@ -154,10 +116,6 @@ def test_a_short_text_is_read_again(words, tmp_path, capsys, spec, line):
 
 
 def test_wrong_folders(words, tmp_path, capsys):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new/config.json").touch()
-    assert main(words) == 2
-    assert "adapt did not write" in capsys.readouterr().err
     words[2] = str(tmp_path / "text.txt")
     assert main(words) == 2
     assert "is a file: give a folder" in capsys.readouterr().err
@@ -165,23 +123,11 @@ def test_wrong_folders(words, tmp_path, capsys):
     assert "arguments are required: --data (wavepe" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_ctrl_c_and_on(words, tmp_path):
-    """The message has the command that goes on, and that ends with the bits of a whole run."""
-    command = [sys.executable, "-m", "wavepe", *words, "--tokens", "16000"]
-    new = tmp_path / "new"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        while running.poll() is None and not list(new.glob("checkpoints/adapted/checkpoint-*")):
-            time.sleep(0.05)
-        os.kill(running.pid, signal.SIGINT)
-        message = running.communicate()[1]
-    assert running.returncode == 130
-    assert "interrupted; to resume: wavepe adapt" in message
-    assert not (new / "model.safetensors").exists()
-    again = [*words, "--tokens", "16000", "--quiet"]
-    assert main(again) == 0
-    again[2] = str(tmp_path / "whole")
-    assert main(again) == 0
-    first, second = (AutoModelForCausalLM.from_pretrained(p) for p in (new, tmp_path / "whole"))
-    state = second.state_dict()
-    assert all(torch.equal(x, state[name]) for name, x in first.state_dict().items())
+def test_ctrl_c_and_on(words, tmp_path, capsys, monkeypatch):
+    """In a step of the training. The message has the command that goes on."""
+    interrupt(monkeypatch, Report, "_advance", lambda report, number, done: done == 5)
+    assert main(words) == 130
+    assert capsys.readouterr().err.endswith(f"interrupted; to resume: wavepe {shlex.join(words)}\n")
+    assert not (tmp_path / "new/model.safetensors").exists()
+    assert main([*words, "--quiet"]) == 0
+    assert (tmp_path / "new/model.safetensors").exists()

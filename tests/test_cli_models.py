@@ -8,20 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+import hf_families
 import numpy as np
 import pytest
-import wavepe
+import tokenizers
+import torch
+import transformers
+import wavepe.hf
 from commands import refused, run
 from compare_cases import results, text, trained
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("rich")
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("matplotlib")
-
-import hf_families
-import wavepe.hf
 from hf_model import tiny_config
 from matplotlib.figure import Figure
 from wavepe import analysis
@@ -33,6 +28,7 @@ from wavepe.experiments.model import Model
 COMMANDS = ("perplexity", "bands", "needle", "heatmap", "sweep")
 SPECS = ("rope", "rope:inference_theta=scaled", "wavelet:scales=3")
 WORDS = "It was dark, and nobody spoke.\n"
+BYTES = Model(Path("x"), None, None, None, None)  # a model of bytes that is not run
 
 
 @pytest.fixture(scope="module")
@@ -263,12 +259,23 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     assert tokens.ids.tolist() == expected
 
 
+@pytest.mark.parametrize("count", [50, 80_000])
+@pytest.mark.parametrize("first", [100, 200])
+def test_the_first_and_the_last_tokens_of_a_text(tmp_path, count, first):
+    """A text that has no more is taken whole."""
+    text = "".join(f"{n:03d}," for n in range(count))
+    (tmp_path / "text.txt").write_text(text)
+    ids = texts.first_and_last_tokens(BYTES, tmp_path / "text.txt", first, 60)
+    expected = text if len(text) <= first + 60 else text[:first] + text[-60:]
+    assert bytes(ids.tolist()).decode() == expected
+
+
 def test_no_more_than_the_end_of_a_text_is_kept(monkeypatch):
     """Also if large pieces follow many small ones."""
     pieces, read, first = [b"a"] * 100 + [b"b" * 1000] * 100, [], texts._first
     monkeypatch.setattr(texts, "_pieces", lambda data: iter(pieces))
     monkeypatch.setattr(texts, "_first", lambda *args: read.append(args) or first(*args))
-    ids = texts.first_and_last_tokens(Model(Path("x"), None, None, None, None), "x", 1, 100)
+    ids = texts.first_and_last_tokens(BYTES, "x", 1, 100)
     assert bytes(ids.tolist()) == b"a" + b"b" * 100
     assert list(read[-1][1]) == pieces[-2:]  # at least 16 bytes for each token
 
@@ -300,7 +307,7 @@ def test_a_model_of_no_comparison_may_know_the_default_text(monkeypatch, tmp_pat
     for number in range(20):
         (tmp_path / f"part{number}.py").write_text(WORDS * 9)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    tokens = texts.tokens_for(Model(Path("x"), None, None, None, None), None, [16])
+    tokens = texts.tokens_for(BYTES, None, [16])
     assert tokens.description.endswith("bytes, the part that wavepe compare holds out")
 
 

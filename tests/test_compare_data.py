@@ -10,10 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from compare_cases import text_in
 from wavepe.common.errors import UsageError
+from wavepe.experiments import evaluation
 from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
 from wavepe.experiments.tasks import TASKS
+from wavepe.training.device import CPU
 
 
 @pytest.fixture
@@ -197,11 +200,6 @@ def test_scores_of_models_that_know_the_answers(monkeypatch, part):
 
     A loss beyond all numbers is infinite.
     """
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from wavepe.experiments import evaluation
-    from wavepe.training.device import CPU
-
     answers = {}
     examples = type(TASKS["keys"]).examples
 

@@ -10,15 +10,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import torch
 import wavepe.hf
+from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
 from traffic import DEVICE, Traffic
 from wavepe.cli import main
 from wavepe.common.errors import CommandError
@@ -69,16 +63,6 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch, bu
     assert not out.exists()
 
 
-def test_auto_without_a_gpu_is_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compare(tmp_path / "auto", "--device", "auto", **ONE) == 0
-    assert figures(tmp_path / "auto") == figures(trained())[:1]
-    environment = results(tmp_path / "auto")["environment"]
-    assert environment["device"] == "cpu"
-    assert environment["gpu"] is environment["autocast"] is None
-    assert environment["devices"] == ["cpu"]
-
-
 def test_the_first_gpu_that_torch_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -89,6 +73,8 @@ def test_the_first_gpu_that_torch_names(monkeypatch):
         assert (found.place, found.count, found.compiles) == (torch.device("cuda:1"), 3, True)
         assert found.facts == {"device": "cuda", "gpu": "a GPU at cuda:1", "autocast": "bfloat16"}
     assert devices.device_named("cpu") is CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.device_named("auto") is CPU
 
 
 def assert_about_the_same(out, other, differ=False):
@@ -273,15 +259,3 @@ def test_the_default_folder_is_named_after_settings_and_device(tmp_path, monkeyp
     found = {path.name for path in (tmp_path / "runs").iterdir()}
     first, second = (name for name in found if not name.endswith("-cuda"))
     assert len(found & {f"{first}-cuda", f"{second}-cuda"}) == 1
-
-
-def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139 GiB"
-        )
-
-    monkeypatch.setattr(loop, "_train_step", full)
-    message = refused(capsys, tmp_path, "--quiet", code=1)
-    assert "out of memory on the GPU (asked for 20.50 GiB); lower --jobs, " in message
-    assert "--lengths" in message

@@ -7,16 +7,10 @@ import shutil
 import sys
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-
 import safetensors.torch
 import torch
 from cases import forget_registrations
-from compare_cases import compare, figures, interrupt, refused, results, text, trained
+from compare_cases import LIN, compare, figures, interrupt, refused, results, text, trained
 from wavepe.experiments.data import load_text
 from wavepe.experiments.imports import import_all
 from wavepe.training import folder as run_folder
@@ -28,18 +22,6 @@ WAVELET = """
 import numpy as np
 import wavepe
 wavepe.register_wavelet({name!r}, lambda u: np.exp(-np.abs(u)){more})
-"""
-LIN = """
-import numpy as np
-import wavepe
-
-@wavepe.register_encoding
-class Lin(wavepe.encodings.Encoding):
-    name = "lin"
-    slope: float = 0.1
-
-    def slopes(self, heads):
-        return np.full(heads, self.slope)
 """
 
 
@@ -145,12 +127,6 @@ def test_encodings_and_seeds_can_be_added(tmp_path, capsys):
     assert compare(out, "--quiet", *more, **TWO) == 0
     assert "seeds 2 there, 1 here" in refused(capsys, out, "--quiet", **TWO)
     assert "encodings none rope there, none here" in refused(capsys, out, *more, **ONE)
-
-
-def test_one_process_a_folder(tmp_path, capsys):
-    folder = run_folder.ComparisonFolder(tmp_path / "out")
-    with folder.opened({"encodings": ["none"], "text_sha256": ""}):
-        assert "another process is writing there" in refused(capsys, tmp_path / "out")
 
 
 ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": [1]}'

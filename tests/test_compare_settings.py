@@ -10,15 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("rich")
-
+import torch
 import wavepe
 from compare_cases import refused, text
 from wavepe.cli import compare
 from wavepe.common.errors import UsageError
 from wavepe.common.labels import fold
 from wavepe.experiments import report
+from wavepe.experiments.comparison import new_model, plan_of
 from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
 from wavepe.experiments.settings import Protocol, Row, Settings, chosen_settings, hints
@@ -51,12 +50,6 @@ def test_rows(text, name, trained):
     assert row.name == (name or str(wavepe.encoding(text)))
     assert str(row.trained) == trained
     assert row.evaluated == wavepe.encoding(text.rpartition("/")[2])
-
-
-def test_rows_trained_alike_share_a_training():
-    rows = ["rope", "rope/rope:type=yarn,factor=4", "rope:type=yarn,factor=scaled", "rope/none"]
-    (model,) = settings("--encodings", *rows).models
-    assert [row.name for row in model.rows] == rows
 
 
 @pytest.mark.parametrize(
@@ -110,10 +103,6 @@ def test_an_option_wins_over_a_preset_and_that_over_a_size():
     [("tiny", 0.22), ("small", 1.77), ("medium", 10.6), ("25m", 24), ("100m", 99)],
 )
 def test_sizes_are_what_they_are_called(name, millions):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from wavepe.experiments.comparison import new_model
-
     assert name in MODELS
     with torch.device("meta"):
         model = new_model("none", 0, settings("--model", name))
@@ -123,9 +112,6 @@ def test_sizes_are_what_they_are_called(name, millions):
 
 def test_a_training_that_goes_on_sees_as_many_tokens_a_step():
     chosen = settings("--finetune", "512", "--steps", "100", "--keep", "3")
-    pytest.importorskip("torch")
-    from wavepe.experiments.comparison import plan_of
-
     plan = plan_of(chosen, "rope:theta=10000", 0)
     assert (plan.length, plan.batch, plan.steps) == (128, 8, 100)
     assert plan.kept_steps == (25, 50, 75)
@@ -185,9 +171,7 @@ def test_what_does_not_go_together(words, message):
 
 @pytest.fixture
 def out(tmp_path):
-    """The folder of a comparison, which can run here."""
-    for package in ("torch", "transformers", "matplotlib"):
-        pytest.importorskip(package)
+    """The folder of a comparison."""
     return tmp_path / "out"
 
 
@@ -390,8 +374,12 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
 def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report([4], quiet=False) as progress:
+    with Report([4, 900], quiet=False) as progress:
         progress.doing(0, "none")
+        progress.step(0, 1, 6.5)
+        progress.skip(1, 900)  # counts for no speed
         progress.step(0, 2, 5.5)
-    assert sys.stderr.getvalue().startswith("[1/1] none: step 2 of 4, loss 5.500")
+    first, second = sys.stderr.getvalue().splitlines()
+    assert first.startswith("[1/2] none: step 1 of 4, loss 6.500")
+    assert second == "[1/2] none: step 2 of 4, loss 5.500, 0 bytes/s, -:--:-- left"
     assert "\x1b" not in sys.stderr.getvalue()

@@ -16,6 +16,7 @@ import pytest
 import torch
 import wavepe.hf
 from compare_cases import SPECS, figures, results, text, trained
+from faults import without_times
 from wavepe.cli import _parser
 from wavepe.experiments import CommandError, adapt, compare, comparison, executors
 from wavepe.experiments.presets import DEFAULTS, MODELS
@@ -160,11 +161,6 @@ def dask(folder):
 
 
 @contextmanager
-def submitit(folder):
-    yield pytest.importorskip("submitit").LocalExecutor(folder.parent / "logs")
-
-
-@contextmanager
 def slurm(folder):
     """SLURM's commands are scripts here, which run a job at once."""
     pytest.importorskip("submitit")
@@ -183,14 +179,8 @@ def slurm(folder):
         yield "slurm:timeout_min=5,slurm_partition=cpus"
 
 
-def without_times(content):
-    if isinstance(content, dict):
-        return {k: without_times(x) for k, x in content.items() if k not in ("seconds", "date")}
-    return [*map(without_times, content)] if isinstance(content, list) else content
-
-
 @pytest.mark.slow  # interpreters that import torch
-@pytest.mark.parametrize("kind", [pool, dask, submitit, slurm])
+@pytest.mark.parametrize("kind", [pool, dask, slurm])
 def test_every_executor_gives_the_same_results(kind, tmp_path, capfd):
     sizes = {**TINY, "steps": 300, "save_every": 20, "progress": True}
     compare("rope", out=tmp_path / "alone", **sizes)

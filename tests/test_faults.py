@@ -8,27 +8,13 @@ import faults
 import pytest
 from processes import forked
 
-EVERY = [("copied", 59)]  # a fault at each write with this distance
-EVERY += [
-    pytest.param(*each, marks=pytest.mark.slow)
-    for each in (
-        ("compare", 17),
-        ("tuned", 61),
-        ("copied", 11),
-        ("rewritten", 11),
-        ("bin", 11),
-    )
-]
 pytestmark = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="faults.c is for Linux"
 )
+SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in faults.CASES.items()]
 
 
-def test_every_case_is_tried():
-    assert {each.values[0] for each in EVERY[1:]} == set(faults.CASES)
-
-
-@pytest.mark.parametrize(("case", "every"), EVERY)
+@pytest.mark.parametrize(("case", "every"), [("copied", 59), *SLOW])
 def test_a_fault_at_a_write(case, every):
     done = forked(faults.__file__, "--cases", case, "--every", every)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

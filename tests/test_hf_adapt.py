@@ -9,24 +9,17 @@ import shutil
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("accelerate")
-
 import wavepe
 import wavepe.hf
 from hf_families import build
-from hf_model import close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
+from hf_model import TRAINER_WARNS, close, logits, own_tiny, patched_tiny, tiny, tiny_config, tokens
 from processes import output
 from transformers import AutoModelForCausalLM
 from wavepe.common.files import locked
 from wavepe.hf import families
 from wavepe.training import recipes
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
-]
+pytestmark = TRAINER_WARNS
 SPEC = "wavelet:scales=4"
 KEPT = "rope:theta=10000,fraction=0.5+alibi"
 DATA = tokens(1, 3000)[0]

@@ -168,20 +168,14 @@ class _Text:
         texts: Iterator[str] = (f"{key}={value}\n" for key, value in pairs)
         if self.sentences is not None:
             texts = itertools.cycle(self.sentences)
-        pieces, count = [], 0
-        while count < room:
-            pieces.append(self.ids(next(texts)))
-            count += len(pieces[-1])
-        while count > room:  # cut the beginning
-            first = pieces.pop(0)
-            count -= len(first)
-            if count < room:
-                pieces.insert(0, first[count - room :])
-                count = room
-        ends = list(itertools.accumulate(map(len, pieces), initial=0))
-        place = min(range(len(ends)), key=lambda index: abs(ends[index] - depth * room))
-        before, after = itertools.chain(*pieces[:place]), itertools.chain(*pieces[place:])
-        return [*self.begin, *before, *middle, *after, *tail], answer_ids
+        hay, ends = list[int](), [0]
+        while len(hay) < room:
+            hay += self.ids(next(texts))
+            ends.append(len(hay))
+        extra = len(hay) - room  # cut from the beginning
+        hay, ends = hay[extra:], [max(0, end - extra) for end in ends]
+        place = min(ends, key=lambda end: abs(end - depth * room))
+        return [*self.begin, *hay[:place], *middle, *hay[place:], *tail], answer_ids
 
     def _question_ids(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the tokens of the question, and the tokens of the answer when it follows."""

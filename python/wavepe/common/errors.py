@@ -5,8 +5,8 @@ A message names an argument in backticks, `lengths`. The command line shows it a
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from importlib.util import find_spec
 
 from .runtime import command_for
 
@@ -55,7 +55,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 def require(what: str, **parts: str) -> None:
     """Raise MissingPackage unless every module is installed; `parts` are module=extra."""
-    missing = {name: extra for name, extra in parts.items() if not _is_installed(name)}
+    missing = {name: extra for name, extra in parts.items() if find_spec(name) is None}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
         raise MissingPackage(f"{what} needs {' and '.join(missing)}: {command_for(extras)}")
@@ -68,10 +68,3 @@ def need_matplotlib(what: str) -> None:
         import matplotlib.figure  # noqa: F401
     except ValueError as error:  # MPLBACKEND has a wrong value
         raise MissingPackage(f"matplotlib: {error}") from error
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ValueError:  # a module without a spec, such as a fake one in tests
-        return False

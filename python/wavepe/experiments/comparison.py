@@ -86,7 +86,11 @@ class Work:
         if (finished := folder.trained(name, seed)) is not None:
             folder.discard_training(place)
             tell("skip", before + plan.steps)
-            tell("note", f"{name}: trained before, {finished[0]}{self._elsewhere(finished[1])}")
+            note = f"{name}: trained before, {finished[0]}"
+            devices, label = finished[1]["devices"], self.device.label
+            if devices != [label]:
+                note += f", on {' and '.join(devices)}: figures may differ from those of {label}"
+            tell("note", note)
             return finished
         tell("doing", name)
 
@@ -118,12 +122,6 @@ class Work:
         folder.save(place, save)
         folder.discard_training(place)
         return folder.checkpoint(place), facts
-
-    def _elsewhere(self, facts: dict[str, Any]) -> str:
-        """Return a remark if the model was trained on another device; else an empty text."""
-        devices, label = facts["devices"], self.device.label
-        remark = f", on {' and '.join(devices)}: figures may differ from those of {label}"
-        return remark * (devices != [label])
 
     def _evaluated(self, checkpoint: Path, row: Row, tell: loop.Tell) -> Result:
         """Return the measurements of the checkpoint with the encoding of the row."""

@@ -45,8 +45,7 @@ def load_text(
     """
     if path == "":
         raise UsageError("`data`: needs the name of a file or a folder, got an empty name")
-    read = _standard_library() if path is None else _read(Path(path))
-    files, description, read_bytes = read
+    files, description, read_bytes = _standard_library() if path is None else _read(Path(path))
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
     train, held_out = parts["train"], parts[split]
@@ -103,11 +102,13 @@ def walk(root: Path) -> list[tuple[str, Path]]:
 
 def _standard_library() -> tuple[dict[str, bytes], str, int]:
     root = Path(sysconfig.get_path("stdlib"))
-    sources = {name: file for name, file in walk(root) if name.endswith(".py")}
-    ours = {name for name in sources if not _NOT_LIBRARY.intersection(name.split("/"))}
-    if not ours:
+    files = {
+        name: _bytes(file)
+        for name, file in walk(root)
+        if name.endswith(".py") and not _NOT_LIBRARY.intersection(name.split("/"))
+    }
+    if not files:
         raise UsageError(f"the standard library at {root} holds no sources: give `data`")
-    files = {name: _bytes(file) for name, file in sources.items() if name in ours}
     return files, "the Python standard library's sources", sum(map(len, files.values()))
 
 

@@ -13,7 +13,7 @@ import wavepe
 from wavepe.analysis import measured_band, perplexity, perplexity_of, predicted_band
 from wavepe.arrays.rope_frequencies import DEFAULT_THETA
 
-from ..training.device import CPU, Device
+from ..training.device import Device
 from .model import load_model
 from .settings import Protocol, Settings
 from .tasks import TASKS
@@ -24,8 +24,8 @@ _EVALUATION = 1 << 40  # begins the seeds of evaluation; a model's seed begins t
 
 
 def evaluate(
-    folder: Path, spec: str, tokens: np.ndarray, settings: Settings, device: Device = CPU,
-    kept: Mapping[int, Path] | None = None,
+    folder: Path, spec: str, tokens: np.ndarray, settings: Settings, device: Device,
+    kept: Mapping[int, Path],
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the saved model with the encoding `spec` on the held-out bytes `tokens`.
 
@@ -48,7 +48,7 @@ def evaluate(
         if len(by_protocol) > 1:
             result["protocols"] = by_protocol
         if settings.bands and wavepe.encoding(spec).rotates:
-            result["bands"] = _bands(model, spec, held_out, settings, device, kept or {})
+            result["bands"] = _bands(model, spec, held_out, settings, device, kept)
     return result
 
 

@@ -104,11 +104,8 @@ def _events(stream: BinaryIO) -> Iterator[list[Any]]:
         if not line.endswith(b"\n"):  # the task is writing the rest
             stream.seek(-len(line), os.SEEK_CUR)
             return
-        event = None
         with suppress(ValueError):  # a killed process has left half a line
-            event = json.loads(line)
-        if event is not None:
-            yield event
+            yield json.loads(line)
 
 
 def _run_task(number: int, rows: Sequence[str], imports: Sequence[str], events: Path) -> Failure:
@@ -239,16 +236,14 @@ def _ray(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
         yield Tasks()
 
 
-@contextmanager
-def _mpi(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
+def _mpi(rest: str, folder: Path, gpus: int) -> Executor:
     from mpi4py.futures import MPIPoolExecutor
 
-    with MPIPoolExecutor() as pool:
-        yield pool
+    return MPIPoolExecutor()  # a context manager itself
 
 
 # name -> the module that it needs, which its extra brings
-_KINDS = {
+_KINDS: dict[str, tuple[str, Callable[..., AbstractContextManager[Executor]]]] = {
     "dask": ("distributed", _dask), "slurm": ("submitit", _slurm), "ray": ("ray", _ray),
     "mpi": ("mpi4py", _mpi),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ..common.errors import UsageError
 
@@ -46,9 +47,7 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
 
 def _from_file(path: Path) -> ModuleType:
     # Our own module name: a file named like another module must not replace that module.
-    spec = importlib.util.spec_from_file_location(f"wavepe_import_{path.stem}", path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(f"wavepe_import_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import time
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -39,16 +39,17 @@ class Report:
             TaskProgressColumn(),
             TextColumn("{task.fields[after]}", markup=False),
             console=self._console, disable=not has_bar, refresh_per_second=4, transient=True,
-            expand=True,
+            expand=True, speed_estimate_period=math.inf,
         )  # fmt: skip
-        self._task = self._progress.add_task("", total=None, after="", visible=False)
         self._titles: dict[int, str] = {}
         self._start(sizes)
 
-    def _start(self, sizes: Sequence[int]) -> None:
+    def _start(self, sizes: Sequence[int], title: str = "") -> None:
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
         self._sizes, self._done = list(sizes), [0] * len(sizes)
-        self._skipped = 0  # steps that are not in the estimate of the time
-        self._began: float | None = None
+        total, shown = sum(sizes) or None, title != ""
+        self._task = self._progress.add_task(title, total=total, after="", visible=shown)
 
     def __enter__(self) -> Report:
         self._progress.start()
@@ -59,17 +60,15 @@ class Report:
 
     def begin(self, title: str) -> Callable[[int, int], None]:
         """Begin a task after all others; return its progress(done, total)."""
-        self._show(title)
-        self._start([])
+        self._start([], title)
 
         def progress(done: int, total: int) -> None:
             if not self._sizes:
-                self._start([total])
-                self.skip(0, done)
+                self._start([total], title)
             due = self._advance(0, done)
-            self._show(title, self._left())
+            self._show(title, self._left)
             if due:
-                self.say(f"{title}: {done} of {total}, {self._left()}")
+                self.say(f"{title}: {done} of {total}, {self._left}")
 
         return progress
 
@@ -84,15 +83,16 @@ class Report:
 
     def skip(self, number: int, done: int) -> None:
         """Count the steps of the task up to `done` as done in an earlier session."""
-        self._skipped += done - self._done[number]
-        self._done[number] = done
+        if done > self._done[number]:
+            self._done[number] = done
+            self._progress.reset(self._task, completed=sum(self._done))
 
     def step(self, number: int, done: int, loss: float) -> None:
         """Show that `done` steps of a training are done, and its loss."""
         due, title = self._advance(number, done), self._titles[number]
-        speed = self._rate() * self._bytes_of_step
-        after = f"loss {loss:.3f}, {speed:,.0f} bytes/s, {self._left()}"
-        self._show(title, after if self._wide else self._left())
+        speed = (self._progress.tasks[0].speed or 0) * self._bytes_of_step
+        after = f"loss {loss:.3f}, {speed:,.0f} bytes/s, {self._left}"
+        self._show(title, after if self._wide else self._left)
         # After the last step, the row prints a line of its own.
         if due and done < self._sizes[number]:
             self.say(f"{title}: step {done} of {self._sizes[number]}, {after}")
@@ -105,30 +105,18 @@ class Report:
     def _advance(self, number: int, done: int) -> bool:
         """Count the steps of the task up to `done`; return whether a line is due."""
         before, size = self._done[number], max(1, self._sizes[number])
-        if self._began is None:  # the first steps warm up
-            self._began = time.monotonic()
-            self._skipped += done - before
         self._done[number] = done
+        self._progress.update(self._task, completed=sum(self._done))
         return self._lines and 4 * done // size > 4 * before // size
 
-    def _rate(self) -> float:
-        """Return the steps in a second, of this session alone; 0 if it has done none."""
-        if self._began is None:
-            return 0.0
-        return max(0, sum(self._done) - self._skipped) / (time.monotonic() - self._began + 1e-9)
-
+    @property
     def _left(self) -> str:
         """Return the time left, estimated from the steps of this session."""
-        if not (rate := self._rate()):
-            return "-:--:-- left"
-        seconds = (sum(self._sizes) - sum(self._done)) / rate
-        return f"{datetime.timedelta(seconds=round(seconds))} left"
+        seconds = self._progress.tasks[0].time_remaining
+        return "-:--:-- left" if seconds is None else f"{datetime.timedelta(0, seconds)} left"
 
     def _place(self, number: int) -> str:
         return f"[{number + 1}/{len(self._sizes)}]"
 
     def _show(self, title: str, after: str = "") -> None:
-        self._progress.update(
-            self._task, description=title, visible=True, after=after,
-            completed=sum(self._done), total=sum(self._sizes) or None,
-        )  # fmt: skip
+        self._progress.update(self._task, description=title, visible=True, after=after)

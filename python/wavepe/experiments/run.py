@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
 from ..common.files import DISK_ERRORS, new_file
 from ..training.folder import ComparisonFolder, digest, read_json
-from .data import Text, load_text
-from .executors import Opener, cluster, run_all
+from .data import load_text
+from .executors import cluster, run_all
 from .imports import import_all
 from .model import PARTS
 from .numbers import integer
@@ -193,55 +194,19 @@ def compare(
     >>> results = compare(["rope", "wavelet"], steps=300)  # doctest: +SKIP
     >>> results.table()  # doctest: +SKIP
     """
-    options = {name: value for name, value in locals().items() if name not in _RUNNING}
-    settings = chosen_settings(options, _import(imports, out))
-    if jobs is not None:
-        integer("jobs", jobs, 1)
+    settings = chosen_settings(locals(), _import(imports, out))
+    for name, value in (("jobs", jobs), ("save_every", save_every)):
+        if value is not None:
+            integer(name, value, 1)
     if isinstance(executor, ThreadPoolExecutor) or (executor and jobs):
         raise UsageError("`executor`: needs processes, and `jobs` to be left out")
     opened = cluster(executor) if isinstance(executor, str) else executor
-    integer("save_every", 1 if save_every is None else save_every, 1)
     train_length = max(settings.train_length, settings.finetune)
     text = load_text(data, max(settings.lengths), train_length, settings.split)
     if out == "":
         raise UsageError("`out`: needs a folder, got an empty name")
     require("wavepe compare", **PARTS, matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after the trainings
-    try:
-        run = jobs, opened, imports, device, threads, save_every, progress
-        return _run(settings, text, out, *run)
-    except OSError as error:
-        if error.errno in DISK_ERRORS and error.filename is not None:
-            raise CommandError(
-                f"{error.filename}: {error.strerror}; to continue, give the same command again"
-            ) from error
-        raise
-
-
-# The arguments of `compare` that are not settings of their own.
-_RUNNING = (
-    "data", "imports", "out", "jobs", "executor", "device", "threads", "save_every", "progress",
-)  # fmt: skip
-
-
-def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
-    """Run the files of `imports`; UsageError if the folder was begun with another one."""
-    imported = import_all(imports)
-    begun = ComparisonFolder(Path(out)).recorded("imports", list) if out else None
-    names = [text.rpartition(" ")[0] for text in imported]
-    for text in map(str, begun or ()):
-        name = text.rpartition(" ")[0]
-        if name not in names:
-            raise UsageError(f"`out` {out} was begun with `imports` {name}: give it again")
-    return imported
-
-
-def _run(
-    settings: Settings, text: Text, out: str | Path | None, jobs: int | None,
-    executor: Executor | Opener | None, imports: Sequence[str], device: str, threads: int | None,
-    save_every: int | None, progress: bool,
-) -> Results:  # fmt: skip
-    """Run the comparison in its folder, and report it."""
     import torch
 
     from ..training import device as devices
@@ -260,6 +225,7 @@ def _run(
     # a killed training loses little, and saving takes little time
     often = save_every or max(1, min(settings.steps // 20, 200))
     with (
+        _disk_errors(),
         devices.torch_threads(thread_count(threads)),
         folder.opened({**manifest, "threads": threads}),
     ):
@@ -268,7 +234,7 @@ def _run(
         with Report(comparison.steps, quiet=not progress, bytes_of_step=size) as report:
             for hint in hints(settings):
                 report.say(f"hint: {hint}")
-            run_all(comparison, jobs or max(1, place.count), executor, imports, report)
+            run_all(comparison, jobs or max(1, place.count), opened, imports, report)
         results = Results(folder.path, read_json(folder.results), settings)
         for section in results.sections:
             if section.draw:
@@ -278,3 +244,28 @@ def _run(
             whole = report_text(results.content, results.sections, pictures=True)
             new.write_text(whole, "utf-8", "backslashreplace")
     return results
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise CommandError, which says how to go on, for an error of a disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_ERRORS and error.filename is not None:
+            raise CommandError(
+                f"{error.filename}: {error.strerror}; to continue, give the same command again"
+            ) from error
+        raise
+
+
+def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
+    """Run the files of `imports`; UsageError if the folder was begun with another one."""
+    imported = import_all(imports)
+    begun = ComparisonFolder(Path(out)).recorded("imports", list) if out else None
+    names = [text.rpartition(" ")[0] for text in imported]
+    for text in map(str, begun or ()):
+        name = text.rpartition(" ")[0]
+        if name not in names:
+            raise UsageError(f"`out` {out} was begun with `imports` {name}: give it again")
+    return imported

@@ -206,8 +206,8 @@ _LEAST = {
 def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> Settings:
     """Return the settings of a comparison. An option that was not given is None.
 
-    Others are of the preset, of the model size, or of DEFAULTS. UsageError names the first wrong
-    option.
+    Others are of the preset, of the model size, or of DEFAULTS. Names that are not those of a
+    setting are ignored. UsageError names the first wrong option.
     """
     options = {name: value for name, value in options.items() if value is not None}
     preset = options.pop("preset", None)

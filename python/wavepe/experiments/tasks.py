@@ -13,6 +13,7 @@ Their number is the same at every length, so that a longer sequence differs in d
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,8 +22,7 @@ import numpy as np
 
 from wavepe.analysis import STATEMENT_LENGTH, STATEMENT_SIGNS
 
-_KEYS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
-_VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)
+_KEYS, _VALUES = [*string.ascii_letters], [*STATEMENT_SIGNS]
 
 
 class Examples(NamedTuple):
@@ -31,8 +31,8 @@ class Examples(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    statements: list[bytes]
-    questions: list[tuple[bytes, bytes]]  # each with its answer
+    statements: list[str]
+    questions: list[str]  # statements, too; their right sides are the answers
     any_order: bool  # of the statements
 
 
@@ -53,64 +53,55 @@ class Task:
     def _example(
         self, generator: np.random.Generator, text: np.ndarray, length: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        drawn = self.draw(generator)
-        room = length - sum(map(len, drawn.statements))
-        room -= sum(len(question) + len(answer) for question, answer in drawn.questions)
+        statements, asked, any_order = self.draw(generator)
+        room = length - len("".join([*statements, *asked]))
         start = generator.integers(0, len(text) - room + 1)
         hay = text[start : start + room].tobytes()
-        cuts = np.sort(generator.integers(0, room + 1, size=len(drawn.statements)))
-        order = drawn.statements
-        if drawn.any_order:
-            order = [order[number] for number in generator.permutation(len(order))]
+        cuts = np.sort(generator.integers(0, room + 1, size=len(statements)))
+        if any_order:
+            statements = [statements[number] for number in generator.permutation(len(statements))]
         tokens, last = b"", 0
-        for cut, statement in zip(cuts, order, strict=True):
-            tokens += hay[last:cut] + statement
+        for cut, statement in zip(cuts, statements, strict=True):
+            tokens += hay[last:cut] + statement.encode()
             last = cut
         tokens += hay[last:]
         questions = np.zeros(length, np.int64)
-        for number, (question, answer) in enumerate(drawn.questions, 1):
-            tokens += question
-            # the ; at the end of an answer does not count
-            questions[len(tokens) : len(tokens) + len(answer) - 1] = number
-            tokens += answer
+        for number, question in enumerate(asked, 1):
+            answer = len(tokens) + question.index("=") + 1
+            tokens += question.encode()
+            questions[answer : len(tokens) - 1] = number  # the ; at its end does not count
         return np.frombuffer(tokens, np.uint8).astype(np.int64), questions
 
 
-def _values(generator: np.random.Generator, count: int, size: int) -> list[bytes]:
-    return [generator.choice(_VALUES, size).tobytes() for _ in range(count)]
+def _values(generator: np.random.Generator, count: int, size: int) -> list[str]:
+    return ["".join(generator.choice(_VALUES, size)) for _ in range(count)]
 
 
-def _names(generator: np.random.Generator, count: int) -> list[bytes]:
-    return [bytes([key]) for key in generator.choice(_KEYS, count, replace=False)]
+def _names(generator: np.random.Generator, count: int) -> list[str]:
+    return list(generator.choice(_KEYS, count, replace=False))
 
 
 def _needle(generator: np.random.Generator) -> _Drawn:
-    (value,) = _values(generator, 1, STATEMENT_LENGTH)
-    return _Drawn([b"$n=" + value + b";"], [(b"$n=", value + b";")], True)
+    statements = [f"$n={value};" for value in _values(generator, 1, STATEMENT_LENGTH)]
+    return _Drawn(statements, statements, True)
 
 
 def _keys(generator: np.random.Generator) -> _Drawn:
     names, values = _names(generator, 8), _values(generator, 8, 2)
-    pairs = [(b"$" + name + b"=", value + b";") for name, value in zip(names, values, strict=True)]
-    asked = [pairs[number] for number in generator.permutation(len(pairs))]
-    return _Drawn([left + right for left, right in pairs], asked, True)
+    statements = [f"${name}={value};" for name, value in zip(names, values, strict=True)]
+    return _Drawn(statements, [statements[n] for n in generator.permutation(8)], True)
 
 
 def _tracking(generator: np.random.Generator) -> _Drawn:
     names, values = _names(generator, 6), _values(generator, 2, 2)
-    statements, questions = [], []
+    chains, questions = [], []
     for chain, value in enumerate(values):
         first, second, third = names[chain::2]
-        statements += [
-            b"$" + first + b"=" + value + b";",
-            b"$" + second + b"=$" + first + b";",
-            b"$" + third + b"=$" + second + b";",
-        ]
-        questions.append((b"$" + third + b"=", value + b";"))
+        chains.append(iter((f"${first}={value};", f"${second}=${first};", f"${third}=${second};")))
+        questions.append(f"${third}={value};")
     # The chains are mixed at random, but each keeps its own order.
     of_chain = generator.permutation([0, 0, 0, 1, 1, 1])
-    steps = [iter(statements[:3]), iter(statements[3:])]
-    return _Drawn([next(steps[chain]) for chain in of_chain], questions, False)
+    return _Drawn([next(chains[chain]) for chain in of_chain], questions, False)
 
 
 _ALL = (Task("needle", _needle, 16), Task("keys", _keys, 96), Task("tracking", _tracking, 48))

@@ -6,6 +6,8 @@ from types import ModuleType
 from ..hf.config import MODELS
 from . import batching
 
+__all__ = ["register_names"]
+
 
 def register_names() -> None:
     """Make the model classes attributes of the module transformers.

@@ -208,7 +208,7 @@ class ComparisonFolder:
         """Return the kept checkpoints of the training `name`: step -> folder."""
         folders = self.path.glob(f"checkpoints/{glob.escape(name)}-step*")
         steps = {path.name.rpartition("-step")[2]: path for path in folders}
-        return {int(step): steps[step] for step in sorted(steps, key=int) if step.isdecimal()}
+        return dict(sorted((int(step), path) for step, path in steps.items() if step.isdecimal()))
 
     def discard_training(self, name: str) -> None:
         """Delete the training state of a finished model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import signal
 import threading
@@ -111,7 +110,7 @@ def train(
         model.compile()
     unread: list[torch.Tensor] = []
     with _interrupt_noted() as noted:
-        while state.step < plan.steps:
+        while state.step < plan.steps and not noted:
             began = time.perf_counter()
             rate = plan.rate * plan.factor(state.step)
             unread.append(_train_step(state, batch_at(state.step), rate, device))
@@ -120,16 +119,15 @@ def train(
             kept = state.step in plan.kept_steps
             due = state.step % save_every == 0 and not last
             reads = last or due or kept or state.step % device.read_every == 0
-            if reads and _read_losses(state, unread, tell):
-                noted.append(_stop)
+            stopped = reads and _read_losses(state, unread, tell)
             if kept and keep is not None:
                 keep(state.model, state.step)
             state.seconds += time.perf_counter() - began
-            if noted or due:
+            if noted or stopped or due:
                 _read_losses(state, unread, tell)
                 state.save(saved)
-            if noted:
-                noted[0]()
+            if stopped:
+                raise Stopped
     return state
 
 
@@ -186,14 +184,10 @@ def _read_losses(state: State, unread: list[torch.Tensor], tell: Tell) -> bool:
     return bool(tell("step", state.step, state.loss))
 
 
-def _stop() -> None:
-    raise Stopped
-
-
 @contextmanager
-def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
-    """Yield a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP."""
-    noted: list[Callable[[], Any]] = []
+def _interrupt_noted() -> Iterator[list[int]]:
+    """Yield a list that receives the first Ctrl-C, SIGTERM or SIGHUP; at the end, raise it."""
+    noted: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()  # others get no signals
     numbers = (signal.SIGINT, *TERMINATION_SIGNALS) if is_main else ()
     raising = (signal.default_int_handler, raise_interrupt)  # others are ignored, or another code's
@@ -204,7 +198,7 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
             signal.signal(number, handler)
 
     def note(number: int, frame: Any) -> None:
-        noted.append(functools.partial(handlers[number], number, frame))
+        noted.append(number)
         restore()
 
     for number in handlers:
@@ -213,5 +207,5 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
         yield noted
     finally:
         restore()
-    if noted:  # it came after the last step
-        noted[0]()
+    if noted:
+        signal.raise_signal(noted[0])
