@@ -220,17 +220,6 @@ def test_more_bits_than_dims(position, count):
         binary.absolute([0, position, 1], count - 1)
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(12, 128), (3, 2), (8, 6)])
-def test_sandwich_is_a_product_of_positions(heads, dim):
-    """As the appendix of [C] computes it: all positions, then the product of the matrix."""
-    waves = wavepe.sinusoidal(np.arange(300), dim)
-    ratio = np.arange(1, heads + 1) * 8 / heads
-    bias, first, _ = wavepe.encoding("sandwich", dim=dim).bias(300, heads, causal=False)
-    delta = np.arange(300)[:, None] - np.arange(300)
-    matrix = (waves @ waves.T) / ratio[:, None, None]
-    assert np.abs(bias[:, delta - first] - matrix).max() < 1e-10 * dim
-
-
 # ------------------------------------------------------------------ what is learned
 
 

@@ -117,15 +117,6 @@ def test_frequencies_depend_on_the_current_length_alone():
     assert not np.array_equal(first[200][0][:150], first[150][0])
 
 
-@pytest.mark.parametrize(
-    ("fraction", "kept"), [(1, 64), (0.9, 57), (0.75, 48), (0.5, 32), (0.25, 16), (0.0, 0)]
-)
-def test_fraction_keeps_the_fast_pairs(fraction, kept):
-    inv_freq, _ = RoPE(fraction=fraction).frequencies(128)
-    whole, _ = RoPE().frequencies(128)
-    np.testing.assert_array_equal(inv_freq, np.where(np.arange(64) < kept, whole, 0))
-
-
 def test_partial_rotary_factor_gives_fewer_pairs():
     cos, sin = RoPE(partial_rotary_factor=0.5).rope_table(np.arange(5), 16)
     assert cos.shape == sin.shape == (5, 4)

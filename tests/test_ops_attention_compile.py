@@ -332,19 +332,6 @@ def test_vmap(function, option):
         assert_close(func.vmap(call, dims)(*given), torch.stack(want))
 
 
-def test_per_sample_gradients():
-    """vmap of grad: the usual recipe."""
-    call, leaves = differentiable(attention, "edge")
-    many = torch.stack([leaves[0], leaves[0] + 0.3])
-
-    def loss(q, p):
-        return (call(q, *leaves[1:-1], p) ** 2).sum()
-
-    got = func.vmap(func.grad(loss, 1), (0, None))(many, leaves[-1])
-    want = torch.stack([func.grad(loss, 1)(q, leaves[-1]) for q in many])
-    assert_close(got, want)
-
-
 def test_a_table_given_by_name_has_the_size_of_q_rel():
     encoding = wavepe.encoding("wavelet:scales=4")
     arguments = draw(generator("named"), Shape(1, 2, 1, 5, 9, 32, 4), {}, F32)

@@ -113,18 +113,6 @@ def test_nothing_is_recorded_without_need(variant):
     assert attention(**learned).requires_grad
 
 
-def test_a_table_of_two_layers_adds_its_gradients(variant):
-    rng = generator("layers")
-    arguments = draw(rng, Shape(1, 2, 1, 12, 12, 8, 8), OPTIONS["edge"], F64)
-    grads = []
-    for function in (attention, composed):
-        p = arguments["p"].clone().requires_grad_()
-        hidden = function(**arguments | {"p": p})
-        function(**arguments | {"p": p, "q": hidden}).pow(2).sum().backward()
-        grads.append(p.grad)
-    torch.testing.assert_close(*grads)
-
-
 def test_the_graph_can_be_used_again(variant):
     call, leaves = calls(attention, draw(generator("again"), TINY[0], OPTIONS["everything"]))
     out = call(*leaves)[0].sum()

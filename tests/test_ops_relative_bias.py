@@ -10,21 +10,6 @@ from wavepe import ops
 F64 = torch.float64
 
 
-def test_table_used_twice_adds_its_gradients(variant):
-    rng = generator("twice")
-    q, p = normal(rng, 5, 4, dtype=F64), normal(rng, 6, 4, dtype=F64)
-
-    def product(p, other):
-        return (
-            ops.relative_bias(q, p, 7) * ops.relative_bias(2 * q, other, 7, beyond="edge")
-        ).sum()
-
-    leaves = [p.clone().requires_grad_() for _ in range(3)]
-    product(leaves[0], leaves[0]).backward()
-    product(*leaves[1:]).backward()
-    torch.testing.assert_close(leaves[0].grad, leaves[1].grad + leaves[2].grad)
-
-
 def test_autocast_casts_as_attention_does():
     q, p = torch.ones(1, 2, 3, 8), torch.ones(5, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -135,71 +135,16 @@ def test_sections(variant, sections, precision):
         assert_same_bits(got[0][..., i], alone[0][..., 0])
 
 
-# ---- the reduction of the angle, step by step ----------------------------------------------------
+# ---- the reduction of the angle -----------------------------------------------------------------
 #
-# docs/internals/rope-exactness.md derives these bounds. The steps of exact_product and sincos_sum
-# (csrc/kernels/angle.h) are repeated here in Python floats and judged by fractions, because the
-# compiled code gives no intermediate result whose exactness could be asked for. The compiled
-# kernels are judged by mpmath, at angles next to quarter turns.
+# docs/internals/rope-exactness.md derives the bounds of its steps. The compiled kernels are judged
+# by mpmath, at angles next to quarter turns, where the smallest error of a step would show.
 
 SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text("utf-8")
 PARTS = [float.fromhex(text) for text in re.findall(r"#define PIO2_\d (\S+)", SOURCE)]
-ROUNDER = 1.5 * 2.0**52
 BITS = 400
 with mpmath.workprec(BITS):
     HALF_PI = Fraction(int(mpmath.floor(mpmath.pi / 2 * mpmath.mpf(2) ** 300)), 2**300)
-
-
-def exact_product(x, y):
-    """x * y, which must need no rounding: contracted into a following sum or not, it is the same
-    number."""
-    assert Fraction(x) * Fraction(y) == Fraction(x * y), (x.hex(), y.hex())
-    return x * y
-
-
-def exact_difference(x, y):
-    assert Fraction(x) - Fraction(y) == Fraction(x - y), (x.hex(), y.hex())
-    return x - y
-
-
-def two_sum(a, b):
-    total = a + b
-    b_part = total - a
-    error = (a - (total - b_part)) + (b - b_part)
-    assert Fraction(total) + Fraction(error) == Fraction(a) + Fraction(b)
-    return total, error
-
-
-def high_bits(x):
-    bits = np.float64(x).view(np.int64) & ~np.int64(0x7FFFFFFF)
-    return float(bits.view(np.float64))
-
-
-def product(m, f):
-    """hi, lo of exact_product."""
-    f1 = high_bits(f)
-    f2 = high_bits(exact_difference(f, f1))
-    f3 = exact_difference(exact_difference(f, f1), f2)
-    total, e1 = two_sum(exact_product(m, f1), exact_product(m, f2))
-    hi, e2 = two_sum(total, exact_product(m, f3))
-    assert Fraction(e1) + Fraction(e2) == Fraction(e1 + e2)
-    return hi, e1 + e2
-
-
-def reduced(hi, lo, fused):
-    """k, r, tail of sincos_sum; `fused`: the one inexact product is contracted, or not."""
-    k = (hi * float.fromhex("0x1.45f306dc9c883p-1") + ROUNDER) - ROUNDER
-    r = exact_difference(hi, exact_product(k, PARTS[0]))
-    r = exact_difference(r, exact_product(k, PARTS[1]))
-    r, e1 = two_sum(r, lo)
-    r, e2 = two_sum(r, -exact_product(k, PARTS[2]))
-    r, e3 = two_sum(r, -exact_product(k, PARTS[3]))
-    rest = (e1 + e2) + e3
-    if fused:
-        rest = float(Fraction(rest) - Fraction(k) * Fraction(PARTS[4]))
-    else:
-        rest = rest - k * PARTS[4]
-    return k, *two_sum(r, rest)
 
 
 def hard_frequency(m, exponent):
@@ -238,33 +183,6 @@ def test_parts_of_half_pi():
         assert mantissa % 2**31 == 0, "more than 22 bits: a product with 31 bits would round"
     rest = abs(HALF_PI - sum(map(Fraction, PARTS)))
     assert rest < Fraction(1, 2**145)
-
-
-def test_product_has_no_error():
-    rng = generator("product")
-    for m, f in hard_pairs(300):
-        for sign, scale in ((1, 1), (-1, 1), (1, int(rng.integers(-900, 900)))):
-            frequency = math.ldexp(f, scale if scale != 1 else 0)
-            hi, lo = product(float(sign * m), frequency)
-            assert Fraction(hi) + Fraction(lo) == sign * m * Fraction(frequency)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_reduction_is_within_its_bounds(fused):
-    worst, worst_near_zero, smallest = 0, 0, 1
-    for m, f in hard_pairs(1500):
-        hi, lo = product(float(m), f)
-        k, r, tail = reduced(hi, lo, fused)
-        exact = m * Fraction(f) - int(k) * HALF_PI
-        assert abs(r) < math.pi / 4 + 2.0**-20
-        error = abs(Fraction(r) + Fraction(tail) - exact)
-        worst = max(worst, error)
-        if abs(r) < 2.0**-14:
-            worst_near_zero = max(worst_near_zero, error)
-            smallest = min(smallest, abs(exact))
-    assert worst < Fraction(1, 2**104)
-    assert worst_near_zero < Fraction(1, 2**113)
-    assert smallest < Fraction(1, 2**62), "nothing hard was tried"
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from ..common import checks
 from .base import Encoding
 from .register import register_encoding
 
-_WIDEST = 54  # bits of 2^53, the largest position
-
 
 @register_encoding
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,5 @@ class Binary(Encoding):
                 f"{self.name}: with {dim} dims positions must be below 2^{dim}, got {largest}, "
                 f"which has {largest.bit_length()} bits"
             )
-        used = min(dim, _WIDEST)
-        vectors = np.zeros((*positions.shape, dim))
-        vectors[..., dim - used :] = positions[..., None] >> np.arange(used)[::-1] & 1
-        return vectors
+        # NumPy defines a shift by 64 and more, too: it gives 0.
+        return (positions[..., None] >> np.arange(dim)[::-1] & 1).astype(np.float64)

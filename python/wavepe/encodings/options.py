@@ -61,8 +61,8 @@ def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | No
     """Return `value` as the option `field` stores it. None is allowed only as the default."""
     if value is None and field.default is None:
         return None
-    check = field.metadata.get("check") or _like(field.default)
-    value = check(label, value)
+    of_type = (check for kind, check in _CHECKS.items() if isinstance(field.default, kind))
+    value = (field.metadata.get("check") or next(of_type, _anything))(label, value)
     if not fits_spec(value):
         raise ValueError(
             f"{label} must be a value that a spec can hold (without blank, : , = + or @, no text "
@@ -148,12 +148,7 @@ def _anything(label: str, value: Any) -> Any:
     return items(label, value) if nested else _scalar(label, value)
 
 
-def _like(default: Any) -> Check:
-    kinds: list[tuple[type, Check]] = [
-        (bool, flag),  # before int, because a bool is an int
-        (int, checks.integer),
-        (float, number),
-        (str, text),
-        (tuple, items),
-    ]
-    return next((check for kind, check in kinds if isinstance(default, kind)), _anything)
+# The checks of options by the types of their defaults; bool is first, because a bool is an int.
+_CHECKS: dict[type, Check] = {
+    bool: flag, int: checks.integer, float: number, str: text, tuple: items,
+}  # fmt: skip

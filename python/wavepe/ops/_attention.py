@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from ._common import (
     check_tensors,
     full_precision,
     integer,
+    not_differentiable,
     recorded,
     register_autograd,
     wide,
@@ -325,14 +326,11 @@ def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[
 register_autograd("attention_forward", _registered_backward, save_attention)
 
 
-def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(
-        "wavepe: attention has no second derivative in autograd; use torch.func, which "
-        "differentiates it any number of times"
-    )
-
-
-torch.library.register_autograd("wavepe::attention_backward", _refuse)
+not_differentiable(
+    "attention_backward",
+    "attention has no second derivative in autograd; use torch.func, which differentiates it any "
+    "number of times",
+)
 
 
 class _Attention(torch.autograd.Function):

@@ -43,11 +43,11 @@ def composed(call: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     visible = visible_keys(delta, call.causal, call.window, call.key_mask, call.segments, mask)
     q, k, v = (x.to(wide_dtype) for x in (call.q, call.k, call.v))
 
-    scores, poison = _product(q, k), _product_poison(q, k)
+    scores, poison = _times(_finite(q), _finite(k).mT), _product_poison(q, k)
     if call.p is not None:
         r = q if call.q_rel is None else call.q_rel.to(wide_dtype)
         p, row = call.p.to(wide_dtype), delta - clamped(call.first)
-        scores = scores + _relative(r, p, row, call.beyond)
+        scores = scores + take_rows(_finite(r) @ _finite(p).mT, row, call.beyond)
         poison = poison + _relative_poison(r, p, row, call.beyond)
     scores = scores * (default_scale(q) if call.scale is None else call.scale)
     if call.slopes is not None:
@@ -148,17 +148,6 @@ def _times(x: Tensor, y: Tensor) -> Tensor:
     return (x.unflatten(1, (heads, x.shape[1] // heads)) @ y[:, :, None]).flatten(1, 2)
 
 
-def _product(q: Tensor, k: Tensor) -> Tensor:
-    """Return q k^T (B, H, m, n) of the finite values."""
-    return _times(_finite(q), _finite(k).mT)
-
-
-def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """Return r[i] . p[row[i, j]] (B, H, m, n) of the finite values."""
-    products = _finite(r) @ _finite(p).mT
-    return take_rows(products, row, beyond)
-
-
 # ---- NaN and Inf --------------------------------------------------------------------------------
 
 
@@ -172,13 +161,13 @@ def _poison(x: Tensor) -> Tensor:
 
 
 def _product_poison(q: Tensor, k: Tensor) -> Tensor:
-    """Return (B, H, m, n): NaN where `_product` left out a NaN or an Inf, else 0."""
+    """Return (B, H, m, n): NaN where the products of q and k leave out a NaN or an Inf, else 0."""
     keys = _poison(k)[:, :, None, None, :].expand(-1, -1, q.shape[1] // max(k.shape[1], 1), -1, -1)
     return _poison(q)[..., None] + keys.flatten(1, 2)
 
 
 def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """Return (B, H, m, n): NaN where `_relative` left out a NaN or an Inf, else 0."""
+    """Return (B, H, m, n): NaN where those of r and p leave out a NaN or an Inf, else 0."""
     table = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
     return _poison(r)[..., None] + take_rows(table, row, beyond)
 

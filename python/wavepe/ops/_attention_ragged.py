@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._attention_checks import Arguments, check_arguments
-from ._common import INTEGERS, check, check_dtype, check_tensors, recorded, wide
+from ._common import (
+    INTEGERS,
+    check,
+    check_dtype,
+    check_tensors,
+    not_differentiable,
+    recorded,
+    wide,
+)
 from ._compiler import is_compiling, wants_standard
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, holds, under_transforms
@@ -119,9 +127,8 @@ def _fake(q_starts: Tensor, k_starts: Tensor, block_table: Tensor | None, *rest:
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide(q))
 
 
-def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    what = "compile it under torch.no_grad(), or call attention for each request"
-    raise RuntimeError(f"wavepe: attention_ragged has no gradient in a compiled program: {what}")
-
-
-torch.library.register_autograd("wavepe::attention_ragged", _refuse)
+not_differentiable(
+    "attention_ragged",
+    "attention_ragged has no gradient in a compiled program: compile it under torch.no_grad(), or "
+    "call attention for each request",
+)

@@ -20,8 +20,8 @@ from ..common.errors import out_of_memory
 from ._torch_private import holds, under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-INTEGERS = (*_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64,
+            torch.uint8, torch.uint16, torch.uint32, torch.uint64)  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -108,10 +108,7 @@ def with_range(
     if not isinstance(table, kind):
         got = type(table).__name__
         check(False, f"{name} must be a torch.Tensor, got {got}; pass {kind.__name__}(*{name})")
-    try:
-        rows, first, beyond = ranged(name, table, first, beyond)
-    except ValueError as error:
-        check(False, str(error))
+    rows, first, beyond = run_check(ranged, name, table, first, beyond)
     if like is not None and isinstance(rows, np.ndarray):
         rows = torch.from_numpy(rows).to(like.device, dtype)
     return rows, first, beyond
@@ -264,10 +261,10 @@ def _has_tangent(x: Any) -> bool:
     return forward_ad.unpack_dual(x.view_as(x)).tangent is not None
 
 
-def not_differentiable(op: str, arguments: str) -> None:
+def not_differentiable(op: str, message: str) -> None:
     """Let the backward of an operator raise; torch alone would go on without the gradient."""
 
     def refuse(ctx: Any, *grads: Any) -> NoReturn:
-        raise RuntimeError(f"wavepe: {op} has no gradient to {arguments}; detach them")
+        raise RuntimeError(f"wavepe: {message}")
 
     torch.library.register_autograd(f"wavepe::{op}", refuse)

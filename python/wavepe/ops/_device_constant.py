@@ -22,8 +22,8 @@ class DeviceConstant:
     """
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.key = (array.tobytes(), array.shape, array.dtype)
+        self.array = array
+        self.key: tuple[Any, ...] = (array.tobytes(), array.shape, array.dtype)
         # In a new thread, because a tracer may make this object and the tensor must not be its own.
         self.tensor: Tensor = in_new_thread(lambda: torch.from_numpy(array))
         self._names: dict[tuple[torch.device, torch.dtype], str] = {}
@@ -32,7 +32,7 @@ class DeviceConstant:
         """Return the tensor on the device of `like`; its dtype is `dtype` or the array's."""
         device = like.device
         if type(like) not in (Tensor, torch.nn.Parameter):  # never mix a kept one with a tracer's
-            tensor = self.tensor if is_compiling() else torch.from_numpy(self._array)
+            tensor = self.tensor if is_compiling() else torch.from_numpy(self.array)
             return tensor.to(device=device, dtype=dtype)
         if dtype is None:
             if device.type == "cpu":
@@ -60,7 +60,7 @@ class DeviceConstant:
         return hash(self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DeviceConstant, (self._array,)
+        return DeviceConstant, (self.array,)
 
 
 @functools.lru_cache(maxsize=64)  # equal constants share it, even if each lives for one call

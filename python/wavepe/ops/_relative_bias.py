@@ -66,7 +66,7 @@ def relative_bias(
     -----
     Under autocast q and p are cast as scaled_dot_product_attention does. Subnormal numbers count
     as zero. Gradients are computed by torch's matrix product, so their last bits may depend on
-    torch's number of threads.
+    torch's number of threads. torch.func and forward mode run torch's own operators.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def relative_bias(
         check(dtype == p.dtype, f"q and p must have one dtype, got {dtype} and {p.dtype}")
         q, p = q.float(), p.float()
     if transformed():
-        out = _Skew.apply(_product(q, p, keys, beyond), keys, first, beyond)
+        out = _standard(q, p, keys, first, beyond)
     elif compiling:
         out = traced(_BIAS, _standard)(q, p, keys, first, beyond)
     elif recorded(q, p):
@@ -189,7 +189,7 @@ def _rows(x: Tensor, kept: int) -> Tensor:
 
 
 def _setup_skew(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, ctx.out, ctx.first, ctx.beyond = inputs
+    x, _, ctx.first, ctx.beyond = inputs
     ctx.size = x.shape[-1]
 
 
@@ -207,7 +207,7 @@ register_autograd("relative_bias_skew", _transposed(_UNSKEW), _setup_skew)
 register_autograd("relative_bias_unskew", _transposed(_SKEW), _setup_skew)
 
 
-# ---- torch.func, vmap and forward mode: torch's matrix product, then skew -----------------------
+# ---- in operators of torch, which serve torch.func and forward mode, too ------------------------
 
 
 def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
@@ -240,26 +240,6 @@ def _places(x: Tensor, keys: int, first: int, columns: int) -> Tensor:
 
 register_standard("relative_bias_skew", _standard_skew)
 register_standard("relative_bias_unskew", _standard_unskew)
-
-
-class _Skew(torch.autograd.Function):
-    generate_vmap_rule = True
-    forward, setup_context = staticmethod(_SKEW), staticmethod(_setup_skew)
-    backward = staticmethod(_transposed(lambda *inputs: _Unskew.apply(*inputs)))
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _Skew.apply(tangent, ctx.out, ctx.first, ctx.beyond)
-
-
-class _Unskew(torch.autograd.Function):
-    generate_vmap_rule = True
-    forward, setup_context = staticmethod(_UNSKEW), staticmethod(_setup_skew)
-    backward = staticmethod(_transposed(_Skew.apply))
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _Unskew.apply(tangent, ctx.out, ctx.first, ctx.beyond)
 
 
 def _vmap_leading(op: Any) -> Any:

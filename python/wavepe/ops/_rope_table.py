@@ -27,6 +27,7 @@ from ._compiler import is_compiling, traced
 from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
+_NO_GRADIENT = "rope_table has no gradient to inv_freq; detach it"
 
 
 def rope_table(
@@ -147,14 +148,14 @@ class _RopeTable(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         ctx.set_materialize_grads(False)
-        check(not ctx.needs_input_grad[1], "rope_table has no gradient to inv_freq; detach it")
+        check(not ctx.needs_input_grad[1], _NO_GRADIENT)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise RuntimeError("wavepe: rope_table has no gradient to inv_freq; detach it")
+        raise RuntimeError(f"wavepe: {_NO_GRADIENT}")
 
 
-not_differentiable("rope_table", "inv_freq")
+not_differentiable("rope_table", _NO_GRADIENT)
 
 
 @torch.library.register_vmap("wavepe::rope_table")

@@ -36,6 +36,7 @@ from ._compiler import is_compiling, traced
 from ._torch_private import holds, transformed
 
 _ops = torch.ops.wavepe
+_NO_SECOND = "wavelet_table has no second derivative; detach its gradients"
 
 
 @report_out_of_memory("wavelet_table")
@@ -179,7 +180,7 @@ def _distance(offsets: Tensor, shift: Tensor, mirrored: bool | None) -> Tensor:
 register_standard("wavelet_table", _standard, double=True)
 register_standard("wavelet_table_backward", None)
 register_autograd("wavelet_table", _backward_by(_ops.wavelet_table_backward), _setup_wavelet)
-not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
+not_differentiable("wavelet_table_backward", _NO_SECOND)
 
 
 # ------------------------------------------------------------------ the kinds that NumPy computes
@@ -282,7 +283,7 @@ def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:
 
 
 _sampled.register_autograd(_backward_by(_sampled_backward), setup_context=_setup_sampled)
-not_differentiable("sampled_wavelet_table_backward", "its inputs (a second derivative)")
+not_differentiable("sampled_wavelet_table_backward", _NO_SECOND)
 
 
 # ------------------------------------------------------------------ torch.func
@@ -297,7 +298,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise RuntimeError("wavepe: wavelet_table has no second derivative; detach its gradients")
+        raise RuntimeError(f"wavepe: {_NO_SECOND}")
 
 
 def _once(gradients: Any) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ SHORT, LONG = 1, 1 << 40
 MOST_LENGTHS = 1024  # of requests, whose frequencies are kept
 
 
-class Frequencies:
+class Frequencies(DeviceConstant):
     """The radians per position of each pair, in float64, and the factor on cosines and sines.
 
     The tensor is not a buffer of a module, so casts of a module do not reach it. `label` names the
@@ -33,21 +33,12 @@ class Frequencies:
     kept = False
 
     def __init__(self, inv_freq: np.ndarray, factor: float, label: str) -> None:
+        super().__init__(np.array(inv_freq, np.float64))
         self.factor, self.label = float(factor), label
-        self.array = np.array(inv_freq, np.float64)
-        self.key = (self.array.tobytes(), self.factor)
-        self._constant = DeviceConstant(self.array)
-        self.inv_freq = self._constant.tensor
+        self.key = (*self.key, self.factor)
 
-    def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, Frequencies) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def on(self, like: Tensor) -> Tensor:
-        """Return inv_freq on the device of `like`."""
-        return self._constant.on(like)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Frequencies, (self.array, self.factor, self.label), {"kept": self.kept}
 
 
 class FrequencySchedule:

@@ -25,7 +25,7 @@ from .learned import LearnedTerms, Terms
 from .requests import Requests
 from .rotation import Rotated
 from .self_extend import SelfExtend
-from .tables import capacity_range, constant_bias, graph_rows, name_of, table_on
+from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of, table_on
 from .tokens import LAST_QUERIES, TokenIndices
 
 NOTHING = LearnedTerms()
@@ -50,7 +50,6 @@ class _Terms(NamedTuple):
     arguments: dict[str, Any]  # of `ops.attention`
     shift: Tensor | None  # the vector (H, 1, d) that is added to the queries for the keys
     query: Query | None  # how the queries read the only table: v (H, 1, d) and the projection
-    is_separate: bool  # whether the table needs queries of its own
     joined: list[tuple[Any, Query | None]]  # tables that become columns of one table
     from_input: list[tuple[Any, Tensor]]  # tables that the input reads, with their queries
     sinks: list[Tensor]  # each (H,)
@@ -149,7 +148,8 @@ class Scores:
             shift = terms.shift if rotated is None else rotated.rotate(terms.shift[None])
             kernel_args["q"] = q + shift
         has_table = "p" in kernel_args or "name" in kernel_args
-        if terms.joined or (has_table and (terms.is_separate or rotated is not None)):
+        changed = terms.shift is not None or terms.query is not None or rotated is not None
+        if terms.joined or (has_table and changed):
             unrotated_q = q if rotated is None else rotated.unrotate(q)
             if has_table:
                 kernel_args["q_rel"] = table_queries(unrotated_q, terms.query)
@@ -290,8 +290,7 @@ class Scores:
         if biases:
             b, first, beyond = biases[0] if len(biases) == 1 else self._summed(biases, keys)
             arguments |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        is_separate = shift is not None or query is not None
-        return _Terms(arguments, shift, query, is_separate, joined, from_input, sinks)
+        return _Terms(arguments, shift, query, joined, from_input, sinks)
 
     def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
         """Return the keys as a cache holds them: with columns for each token's decay, if any."""
@@ -368,7 +367,8 @@ class Scores:
             size = (self._head_dim, dtype, like.device)
             rows = graph_rows(table.name, "table", self._causal, keys, *size)
             return Table(rows, self._first(keys))
-        return Table(table_on(like.device, keys, table.encoding, self._head_dim, self._causal))
+        wanted = (keys, table.encoding, self._head_dim, self._causal)
+        return Table(constant_table(*wanted) if like.is_cpu else table_on(like.device, *wanted))
 
     def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
         size = (self.heads, wide(q), q.device)

@@ -81,8 +81,7 @@ def cached_by_length(build: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(build)
     def cached(length: int, *arguments: Any) -> T:
         try:
-            # as `build_once` does it, without its call in every layer
-            return _built(build, (capacity_for(length), *arguments), registrations())
+            return build_once(build, capacity_for(length), *arguments)
         # An encoding may have fewer positions than the capacity: "binary" has 2^dim.
         except ValueError:
             return build_once(build, length, *arguments)
@@ -106,7 +105,7 @@ def constant_table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -
 def table_on(
     device: torch.device, keys: int, encoding: Encoding, head_dim: int, causal: bool
 ) -> RelativeTable:
-    """Return the `constant_table` for calls on a device, with more rows where they save time."""
+    """Return the `constant_table` for calls on a GPU, with more rows where they save time."""
     if device.type == "cuda" and FIRST_CAPACITY < keys < GPU_CAPACITY:
         with contextlib.suppress(ValueError):  # an encoding may have fewer positions
             return constant_table(GPU_CAPACITY, encoding, head_dim, causal)
