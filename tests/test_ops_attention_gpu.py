@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import wavepe
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator, needs
 from processes import output
@@ -20,8 +21,9 @@ from wavepe.ops import _attention, _attention_gpu
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_composed import can_mask, masked
 from wavepe.ops._compiler import is_compiling
+from wavepe.positions.scores import Scores
 
-importlib.import_module("torch._dynamo")  # before tests replace find_spec
+importlib.import_module("torch._dynamo.testing")  # before tests replace find_spec
 FakeTensorMode = torch._subclasses.FakeTensorMode
 GPU = torch.device("cuda", 0)
 
@@ -123,27 +125,25 @@ def test_fused_on_fake_tensors_of_a_gpu(reasons, monkeypatch):
     assert (lse.shape, lse.dtype) == (q.shape[:3], F32)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"softcap": 2.0, "dropout_p": 0.1, "offset": 3, "return_lse": True}]
-)
-def test_one_graph_for_a_gpu(reasons, monkeypatch, options):
+WAVELETS = Scores(wavepe.encoding("wavelet"), 16, 4, True)
+GRAPHS = {  # the only operator of wavepe in each, so no constant table is an input
+    "attention_forward": lambda q: ops.attention(q, q, q, softcap=2.0, dropout_p=0.1, offset=3),
+    "attention_in_graph": lambda q: WAVELETS.attend(q, q, q, {}),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_one_graph_for_a_gpu(reasons, monkeypatch, name):
     """torch.compile keeps the operator, on tensors that have a device and no values."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q: ops.attention(q, q, q, **options), backend=backend, fullgraph=True
-    )
+    backend = torch._dynamo.testing.EagerAndRecordGraphs()
+    compiled = torch.compile(GRAPHS[name], backend=backend, fullgraph=True)
     with FakeTensorMode(), torch.no_grad():
         compiled(torch.empty(1, 4, 20, 16, device="cuda", dtype=torch.bfloat16))
-    (graph,) = graphs
-    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert torch.ops.wavepe.attention_forward.default in called
+    (graph,) = backend.graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert [x.split(".")[1] for x in called if x.startswith("wavepe")] == [name]
 
 
 # ---- PyTorch's attention with a mask ------------------------------------------------------------

@@ -37,7 +37,7 @@ from encoding_cases import COMBINED
 from nn_cases import made, tokens
 from torch.utils._pytree import tree_leaves
 from traffic import Traffic, tensors
-from wavepe.ops import _attention, _attention_gpu, relative_table
+from wavepe.ops import _attention, _attention_gpu, _attention_in_graph, relative_table
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
 from wavepe.positions import tables
@@ -199,6 +199,8 @@ def test_where_a_table_has_more_rows_on_a_gpu(monkeypatch):
         return tables.table_on(device, keys, wavepe.encoding("wavelet"), 32, True)
 
     assert rows(512).build_tensors(F32, CPU, gpu=True)[2]  # zones; 512 rows would have none
+    of_a_graph = "wavelet", 512, 32, True
+    assert _attention_in_graph._find_table(GPU, *of_a_graph) is rows(512)
     monkeypatch.setattr(tables, "constant_table", lambda keys, *rest: keys)
     assert [rows(n) for n in (128, 129, 1023, 1024, 1025)] == [128, 1024, 1024, 1024, 1025]
     assert rows(129, CPU) == 129
