@@ -25,6 +25,7 @@ from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_in_graph import attention_of_encoding
 from wavepe.ops._common import has_autocast
 from wavepe.positions import tables
+from wavepe.positions.scores import Scores
 
 func = torch.func
 # torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
@@ -330,6 +331,13 @@ def test_vmap(function, option):
             for row in range(3)
         ]
         assert_close(func.vmap(call, dims)(*given), torch.stack(want))
+
+
+def test_a_compiled_gradient_with_a_constant_table():
+    scores, q = Scores(wavepe.encoding("wavelet"), 8, 2, True), torch.randn(1, 2, 9, 8)
+    gradient = func.grad(lambda q: scores.attend(q, q, q, {}).pow(2).sum())
+    compiled = torch.compile(gradient, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q), gradient(q))
 
 
 def test_a_table_given_by_name_has_the_size_of_q_rel():

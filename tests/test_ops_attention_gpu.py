@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import wavepe
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator, needs
 from processes import output
@@ -20,8 +21,9 @@ from wavepe.ops import _attention, _attention_gpu
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_composed import can_mask, masked
 from wavepe.ops._compiler import is_compiling
+from wavepe.positions.scores import Scores
 
-importlib.import_module("torch._dynamo")  # before tests replace find_spec
+importlib.import_module("torch._dynamo.testing")  # before tests replace find_spec
 FakeTensorMode = torch._subclasses.FakeTensorMode
 GPU = torch.device("cuda", 0)
 
@@ -123,27 +125,25 @@ def test_fused_on_fake_tensors_of_a_gpu(reasons, monkeypatch):
     assert (lse.shape, lse.dtype) == (q.shape[:3], F32)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"softcap": 2.0, "dropout_p": 0.1, "offset": 3, "return_lse": True}]
-)
-def test_one_graph_for_a_gpu(reasons, monkeypatch, options):
+WAVELETS = Scores(wavepe.encoding("wavelet"), 16, 4, True)
+GRAPHS = {  # the only operator of wavepe in each, so no constant table is an input
+    "attention_forward": lambda q: ops.attention(q, q, q, softcap=2.0, dropout_p=0.1, offset=3),
+    "attention_in_graph": lambda q: WAVELETS.attend(q, q, q, {}),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_one_graph_for_a_gpu(reasons, monkeypatch, name):
     """torch.compile keeps the operator, on tensors that have a device and no values."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q: ops.attention(q, q, q, **options), backend=backend, fullgraph=True
-    )
+    backend = torch._dynamo.testing.EagerAndRecordGraphs()
+    compiled = torch.compile(GRAPHS[name], backend=backend, fullgraph=True)
     with FakeTensorMode(), torch.no_grad():
         compiled(torch.empty(1, 4, 20, 16, device="cuda", dtype=torch.bfloat16))
-    (graph,) = graphs
-    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert torch.ops.wavepe.attention_forward.default in called
+    (graph,) = backend.graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert [x.split(".")[1] for x in called if x.startswith("wavepe")] == [name]
 
 
 # ---- PyTorch's attention with a mask ------------------------------------------------------------
@@ -294,7 +294,8 @@ mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.t
 SPLIT = """bias=torch.zeros(4, 100), softcap=2.0, window=99, sinks=torch.ones(4), beyond="edge",
 slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
 q_rel=torch.ones(1, 4, 3, 128).half(), key_mask=torch.ones(1, 1024, dtype=torch.bool)"""
-COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the bytes it may spill
+# A call of benchmarks.attention_kernels.measure, its kernels, the bytes they may spill in loops.
+COMPILED = [
     *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
     ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
     # an H200 is fastest with tiles that spill a little
@@ -329,7 +330,7 @@ def test_compiled(kernels, call, count, spills):
     forward = ["table_products", "attention_forward"], ["attention_splits", "merge_splits"]
     assert count > 2 or [r["kernel"] for r in rows] == forward[rows[0]["queries"] < 17]
     for row in rows:
-        assert row["spilled"] <= spills, row
+        assert row["spilled"] <= spills or not row["spills_in_loops"], row
         assert row["shared"] <= 1024 * kernels.SHARED[row["arch"]], row
         assert row["tensor_core"] or row["kernel"] in ("diagonal_sums", "merge_splits"), row
 
@@ -338,7 +339,7 @@ def test_the_table_of_kernels(kernels):
     kept = ROOT / "benchmarks" / "results" / "attention-kernels.json"
     rows = json.loads(kept.read_text())["rows"]
     archs, sizes, tables = ({row[key] for row in rows} for key in ("arch", "head_size", "table"))
-    assert (archs, sizes) == ({80, 90, 100}, {64, 128})
+    assert (archs, sizes) == (set(kernels.ARCHS), {64, 128})
     assert tables == {"none", "constant", "learned"}
 
 

@@ -37,7 +37,7 @@ from encoding_cases import COMBINED
 from nn_cases import made, tokens
 from torch.utils._pytree import tree_leaves
 from traffic import Traffic, tensors
-from wavepe.ops import _attention, _attention_gpu, relative_table
+from wavepe.ops import _attention, _attention_gpu, _attention_in_graph, relative_table
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call, chunk, decode, launches, plans
 from wavepe.positions import tables
@@ -199,6 +199,8 @@ def test_where_a_table_has_more_rows_on_a_gpu(monkeypatch):
         return tables.table_on(device, keys, wavepe.encoding("wavelet"), 32, True)
 
     assert rows(512).build_tensors(F32, CPU, gpu=True)[2]  # zones; 512 rows would have none
+    of_a_graph = "wavelet", 512, 32, True
+    assert _attention_in_graph._find_table(GPU, *of_a_graph) is rows(512)
     monkeypatch.setattr(tables, "constant_table", lambda keys, *rest: keys)
     assert [rows(n) for n in (128, 129, 1023, 1024, 1025)] == [128, 1024, 1024, 1024, 1025]
     assert rows(129, CPU) == 129
@@ -232,13 +234,13 @@ LONG_CASES = [(o, keys, learned) for o in LONG for keys in (64, 128) for learned
 @pytest.mark.parametrize(("option", "keys", "learned"), soon(LONG_CASES, LONG_CASES[2]))
 def test_far_zones_on_both_sides_interpreted(option, keys, learned, of_keys):
     """A table of 2199 rows: queries see far zones before and behind the near ones, and keys without
-    a row. A block of queries straddles two zones."""
+    a row. A block of queries straddles two zones. Near zones end in the middle of 128 keys."""
     of_keys(keys)
     rng = generator("long", option)
     kind, d = ("ricker", 64) if option == "causal, window" else ("morlet", 32)  # of rank 8 and 16
     p, first, _ = wavepe.encoding("wavelet", kind=kind).table(1100, d, causal=False)
-    given = {"p": p, "first": first, "causal": False, "scale": 1.5, "offset": 830}
-    shape = Shape(1, 2, 1, 5 if option == "both sides" else 37, 1650, d, d)
+    given = {"p": p, "first": first, "causal": False, "scale": 1.5, "offset": 894}
+    shape = Shape(1, 2, 1, 37, 1650, d, d)
     arguments = draw(rng, shape, given | LONG[option])
     grads = incoming(rng, arguments)
     exact = judge(arguments, *grads).values

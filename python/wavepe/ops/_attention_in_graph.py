@@ -29,12 +29,12 @@ _DIFFERENTIABLE = [
     Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias", "sinks")
 ]
 _ZONES = Arguments._fields.index("zones")
-_find_table: Callable[[str, int, int, bool], RelativeTable] | None = None
+_find_table: Callable[[torch.device, str, int, int, bool], RelativeTable] | None = None
 _SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _MORE_ARGUMENTS
 
 
-def set_table_source(find: Callable[[str, int, int, bool], RelativeTable]) -> None:
-    """Let the operator call `find(name, keys, columns, one_sided)` for a table that has a name."""
+def set_table_source(find: Callable[[torch.device, str, int, int, bool], RelativeTable]) -> None:
+    """Let the operator call `find(device, name, keys, columns, one_sided)` for a named table."""
     global _find_table
     _find_table = find
 
@@ -94,7 +94,7 @@ def _arguments(inputs: tuple[Any, ...]) -> Arguments:
             raise RuntimeError(
                 f"wavepe: the program reads the table of {name!r}: import wavepe.positions"
             )
-        table = _find_table(name, call.k.shape[2], size, bool(one_sided))
+        table = _find_table(call.q.device, name, call.k.shape[2], size, bool(one_sided))
         p, first, zones = table.tensors(call.q.dtype, call.q.device)
         call = call._replace(p=p, first=first, beyond=table.beyond, zones=zones or None)
     if numbers is not None:

@@ -14,12 +14,14 @@ from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
+from ..ops._attention_gpu import missing_kernel
 from ..ops._attention_in_graph import attention_of_encoding
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
 from ..ops._scores import default_scale, rows_at
+from ..ops._torch_private import under_transforms
 from .decay import as_columns, from_columns, with_sums
 from .learned import LearnedTerms, Terms
 from .requests import Requests
@@ -188,9 +190,10 @@ class Scores:
         if self._changes_vectors or self.reads_positions or requests is not None:
             mask = options.get("key_mask")
             indices = TokenIndices(options.get("offset"), positions, mask, requests)
-        if torch.compiler.is_compiling() and is_compiling():
-            named = bool(self._tables) and not self._changes_vectors
-            named = named and q.is_cpu and not wants_standard()
+        if torch.compiler.is_compiling() and is_compiling() and self._tables and requests is None:
+            columns = self._tables[0].encoding.table_columns(self._head_dim)
+            named = q.is_cpu or not missing_kernel(q, v, None, columns)
+            named = named and not (self._changes_vectors or wants_standard() or under_transforms())
         if self._window is not None:
             window = self.window(window)
         kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)

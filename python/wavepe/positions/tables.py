@@ -144,7 +144,7 @@ def encoding_named(name: str) -> Encoding:
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
 
 
-set_table_source(lambda name, keys, *size: constant_table(keys, encoding_named(name), *size))
+set_table_source(lambda on, name, keys, *size: table_on(on, keys, encoding_named(name), *size))
 
 
 def graph_rows(name: str, term: str, causal: bool, keys: int, *size: Any) -> Tensor:

@@ -18,9 +18,8 @@ from .._torch_private import count_modes
 _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
-def missing_kernel(q: Tensor, v: Tensor, p: Tensor | None) -> str:
-    """Return why the GPU's kernels cannot run for these tensors, or ""."""
-    size = 0
+def missing_kernel(q: Tensor, v: Tensor, p: Tensor | None, size: int = 0) -> str:
+    """Return why the GPU's kernels cannot run for these tensors and a table of `size`, or ""."""
     for x in (q, v, p):  # no max() with a default, which a compiler does not know
         if x is not None and x.dim() and x.shape[-1] > size:
             size = x.shape[-1]

@@ -57,8 +57,9 @@ def backward(
             gradients.grad_table(chunk.slice_heads(dp, 3))
         if dbias is not None:
             gradients.grad_bias(chunk.slice_heads(dbias, 2))
-    pairs = zip(inputs, grads, strict=True)
-    dq, dk, dv, dq_rel = (*(_like(x, grad) for x, grad in pairs), None)[:4]
+    pairs = zip(inputs, grads, strict=True)  # in the memory order of the inputs
+    grads = [grad if x.stride(-1) == 1 else torch.empty_like(x).copy_(grad) for x, grad in pairs]
+    dq, dk, dv, dq_rel = (*grads, None)[:4]
     return dq, dk, dv, None if dp is None else dp.to(call.q.dtype), dq_rel, dbias
 
 
@@ -163,8 +164,3 @@ def _by_delta(x: Tensor, start: Tensor, terms: ScoreTerms, edge: bool) -> Tensor
         rows[..., 0] += (x * (delta < first)).sum(-1)
         rows[..., -1] += (x * (delta > last)).sum(-1)
     return rows
-
-
-def _like(x: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient in the memory order of x."""
-    return grad if x.stride(-1) == 1 else torch.empty_like(x).copy_(grad)
