@@ -386,7 +386,8 @@ def test_the_layers_of_a_stock_model_rotate_as_the_record_says(family, options, 
 def test_each_supported_family_has_a_row_here():
     """So none passes unchecked: the test above asks each row which of its layers rotate."""
     supported = wavepe.hf.supported_families()
-    assert {kind.model_type for kind in (FAMILIES | UNROTATED).values()} == set(supported)
+    kinds = {kind.model_type for kind in (FAMILIES | UNROTATED).values()}
+    assert kinds == set(supported) - set(families.T5_TYPES)  # of which test_hf_t5.py tests each
     assert supported["mistral"] == "the sliding window"
     supported.clear()
     assert wavepe.hf.supported_families()

@@ -24,7 +24,7 @@ from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
 from ..positions import Requests, Scores, Terms, TokenIndices
-from . import families, inkling, masks, replaced_code
+from . import families, inkling, masks, replaced_code, t5
 from .config import PatchedConfig
 from .families import ATTENTION
 from .layer_hooks import STOCK, LayerState
@@ -67,14 +67,18 @@ def attention_forward(
     Shapes: query (B, H, m, d), key and value (B, Hk, n, d). `attention_mask` is one of
     `masks.attention_mask`, or the user's own (B|1, H|1, m, n), bool or added to the scores, which
     alone decides which keys a query sees. `s_aux` (H,) scores the attention sinks, which have no
-    value; `position_bias` (B, H, m, rank) is a patched Inkling's queries of its table (inkling.py).
+    value; `position_bias` (B, H, m, rank) is a patched Inkling's queries of its table (inkling.py),
+    or the row of a patched T5 (t5.py).
     Returns the output (B, m, H, d), and weights (B, H, m, n) if `output_attentions` asks for them.
     """
     layer: LayerState | None = getattr(module, "wavepe", None)
     pass_: Pass | None = kwargs.get(PASS)
+    of_t5: dict[str, Any] = {}
     if layer is None:
         layer, sliding_window = _stock_layer(module), None  # a mask of the model has the window
-        if position_bias is not None:
+        if t5.OFFSET in kwargs:
+            of_t5 = t5.take_arguments(kwargs, position_bias, query)
+        elif position_bias is not None:
             kwargs["position_bias"] = position_bias
         _check_packed(kwargs, attention_mask)
     elif pass_ is None or not pass_.waiting:
@@ -84,7 +88,7 @@ def attention_forward(
     if not kwargs.keys() <= HARMLESS:
         _check_known(kwargs)
     if attention_mask is not None and attention_mask.shape[-1] == 0:  # of `masks.nothing_hidden`
-        attention_mask = None
+        attention_mask = attention_mask if attention_mask.dtype == masks.BOTH_WAYS else None
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         attention_mask = _seen_both_ways(layer, query, key, attention_mask, sliding_window)
@@ -109,7 +113,7 @@ def attention_forward(
         key, learned = _learned(module, layer, pass_, query, key, position_bias)
     options: dict[str, Any] = {
         "offset": key.shape[2] - query.shape[2] if offset is None else offset,
-        "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux,
+        "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux, **of_t5,
     }  # fmt: skip
     call = module, query, key, value, attention_mask, sliding_window, options
     if pass_ is not None and pass_.requests is not None:
@@ -118,7 +122,7 @@ def attention_forward(
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
         out, seen = _with_weights(call, score, learned, pass_)
         return out.transpose(1, 2).contiguous(), seen if weights else None
-    plain = score is None and softcap is None and s_aux is None
+    plain = score is None and softcap is None and s_aux is None and "bias" not in of_t5
     if plain and query.device.type not in families.FUSED_ON:
         return _by_pytorch(call)
     return _by_kernel(call, score, learned, pass_).transpose(1, 2).contiguous(), None
@@ -181,11 +185,13 @@ def _by_pytorch(call: Call) -> tuple[Tensor, None]:
     alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
     first = isinstance(offset, int) and offset == 0  # a static cache has room behind the keys
     near = window is None or keys <= window
+    causal = mask is None
     if not (mask is None and near and (alone or (first and queries > 1))):
         # PyTorch's own causal rule is not enough.
         mask = masks.full_mask(mask, q, k, offset, window)
     dropout, scale = options["dropout_p"], options["scale"]
-    return sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, scaling=scale)
+    rest = {"dropout": dropout, "scaling": scale, "is_causal": causal}
+    return sdpa_attention_forward(module, q, k, v, mask, **rest)
 
 
 def _learned(

@@ -123,6 +123,8 @@ _HAS_RECENT = "granite_swa" in CONFIG_MAPPING  # it came with 5.24
 FAMILIES = {
     family.model_type: family for family in _FAMILIES if _HAS_RECENT or not family.is_recent
 }
+# Encoders, decoders or both, which keep their own relative bias: t5.py.
+T5_TYPES = ("t5", "mt5", "umt5")
 _BY_TYPE = {**FAMILIES, **{TYPE_PREFIX + kind: family for kind, family in FAMILIES.items()}}
 
 
@@ -142,7 +144,9 @@ def supported_families() -> dict[str, str]:
         model_type of transformers, such as "llama", -> the features of the family that stay as they
         are; an empty text if only the weights do.
     """
-    return {kind: family.unchanged for kind, family in FAMILIES.items()}
+    supported = {kind: family.unchanged for kind, family in FAMILIES.items()}
+    unchanged = "its relative bias: `t5` is the only encoding, and computes it in less memory"
+    return supported | (dict.fromkeys(T5_TYPES, unchanged) if _HAS_RECENT else {})
 
 
 def need_module(model: Any) -> None:
@@ -181,7 +185,7 @@ def decoder(model: nn.Module) -> Any:
     except AttributeError:
         layers = []
     has_module = hasattr(base, "rotary_emb") or not of(config).is_rotary
-    if not layers or not has_module or not all(map(_calls_interface, layers)):
+    if not layers or not has_module or not all(map(calls_interface, layers)):
         raise TypeError(
             f"this {name} is not built like its family: its attention layers must call "
             "transformers' attention interface, and its rotary_emb must compute the angles; "
@@ -190,7 +194,7 @@ def decoder(model: nn.Module) -> Any:
     return base
 
 
-def _calls_interface(layer: nn.Module) -> bool:
+def calls_interface(layer: nn.Module) -> bool:
     """Return whether a layer's forward names the table of transformers' attention interface."""
     code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

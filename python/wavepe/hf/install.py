@@ -225,9 +225,11 @@ def check_owner(owner: PreTrainedModel) -> None:
     specs = [getattr(config, "position_encoding", None) for config in configs]
     for module in owner.modules():
         record = installed(module) if isinstance(module, PreTrainedModel) else None
-        if record:  # a pickled configuration has lost it, and models may share one
-            vars(record.config)[LIVE] = Link(record.live)
-        if record and record.spec not in specs and not any(x is record.config for x in configs):
+        if record is None or record.live is None:  # a T5 keeps its own encoding and its files
+            continue
+        # A pickled configuration has lost it, and models may share one.
+        vars(record.config)[LIVE] = Link(record.live)
+        if record.spec not in specs and not any(x is record.config for x in configs):
             text = CONFIGS[families.TYPE_PREFIX + families.of(record.config).model_type].__name__
             built = f", or built with text_config={text}(position_encoding=..., ...)"
             built *= owner.config.sub_configs.get("text_config") is AutoConfig

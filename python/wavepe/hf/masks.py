@@ -19,6 +19,7 @@ from . import families
 
 KEY_MASK = torch.uint8  # dtype of a mask that is 0 or 1 for each key
 SEGMENTS = torch.int64  # dtype of a mask of packed sequences
+BOTH_WAYS = torch.int8  # as KEY_MASK, and queries see later keys, too
 WHOLE = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}  # never None
 
 
@@ -29,7 +30,8 @@ def attention_mask(**arguments: Any) -> Tensor | None:
     tensor (B, 1, 1, n): it sees those of them that are 1. The mask of `sdpa_mask` in three cases:
     the configuration is not causal (only for encodings that leave the scores alone); a user
     combined the causal rule with another one; or the model is a stock model, and its last query is
-    not at its last key or its family sees less.
+    not at its last key or its family sees less. An int8 tensor for the encoder of a stock model,
+    and for attention to it.
     """
     config, padding = arguments["config"], arguments.get("attention_mask")
     stored = getattr(config, "position_encoding", None)
@@ -40,14 +42,23 @@ def attention_mask(**arguments: Any) -> Tensor | None:
         return masking_utils.sdpa_mask(**arguments | WHOLE)
     if arguments.get("use_vmap") or (padding is not None and padding.ndim != 2):
         return masking_utils.sdpa_mask(**arguments)
-    is_causal = arguments["mask_function"] is masking_utils.causal_mask_function
+    function = arguments["mask_function"]
+    both_ways = function is getattr(masking_utils, "bidirectional_mask_function", None)
+    if stored is None and both_ways and arguments.get("allow_is_bidirectional_skip"):
+        mask = None if padding is None else mask_of_padding(padding, arguments)
+        return (nothing_hidden(arguments.get("device")) if mask is None else mask).to(BOTH_WAYS)
+    is_causal = function is masking_utils.causal_mask_function
     if stored is None and not (is_causal and _is_aligned(arguments)):
         return masking_utils.sdpa_mask(**arguments | WHOLE)
-    if padding is None:
-        return None  # `sequences` has found packed ones
+    # Without padding, `sequences` has found packed sequences.
+    return None if padding is None else mask_of_padding(padding, arguments)
+
+
+def mask_of_padding(padding: Tensor, arguments: dict[str, Any]) -> Tensor | None:
+    """Return the `key_mask` of a user's mask (B, tokens), for the arguments of `sdpa_mask`."""
     # A mask costs little for one query, so its values need not be read.
     check_values = not reading_waits(padding.device) or _queries(arguments) > 1
-    check_values = check_values and may_read_values(padding.device, config)
+    check_values = check_values and may_read_values(padding.device, arguments["config"])
     return key_mask(padding, arguments.get("kv_offset", 0), arguments["kv_length"], check_values)
 
 
@@ -67,7 +78,7 @@ def may_read_values(device: torch.device, config: Any) -> bool:
     return device.type not in families.FUSED_ON and not (isinstance(spec, str) and _in_scores(spec))
 
 
-def nothing_hidden(device: torch.device) -> Tensor:
+def nothing_hidden(device: torch.device | None) -> Tensor:
     """Return a mask (1, 1, 1, 0) that hides nothing; without one, positions would be read."""
     return torch.empty((1, 1, 1, 0), dtype=KEY_MASK, device=device)
 
@@ -142,12 +153,15 @@ def mask_parts(mask: Tensor | None) -> MaskParts:
         return _ALL_SEEN
     if mask.dtype == torch.bool or mask.is_floating_point():
         return MaskParts(causal=False, mask=mask)
-    if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in (KEY_MASK, SEGMENTS):
+    known = (KEY_MASK, SEGMENTS, BOTH_WAYS)
+    if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in known:
         raise TypeError(
             f"attention_mask must be bool or floating point, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
     row = mask[:, 0, 0]
+    if mask.dtype == BOTH_WAYS:
+        return MaskParts(causal=False, key_mask=row != 0 if row.shape[1] else None)
     return MaskParts(key_mask=row != 0, segments=row if mask.dtype == SEGMENTS else None)
 
 
@@ -158,7 +172,7 @@ def full_mask(
     parts, keys = mask_parts(mask), k.shape[2]
     if parts.mask is not None:
         return parts.mask
-    if mask is not None and mask.shape[-1] < keys:  # a static cache has room behind the keys
+    if mask is not None and 0 < mask.shape[-1] < keys:  # a static cache has room behind the keys
         parts = mask_parts(pad(mask, (0, keys - mask.shape[-1])))
     delta = _scores.distances(q, k, offset)
     visible: Any = _scores.visible_keys(delta, window=window, **parts._asdict())

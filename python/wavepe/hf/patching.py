@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ..encodings.wavelet import scale_hint
-from . import families
+from . import families, t5
 from .config import EncodedConfig, OwnConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import LayerEncodings, Spec
@@ -40,7 +40,9 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     ----------
     model : transformers.PreTrainedModel
         A causal decoder of a family in `supported_families()`, or a model with a head around one.
-        It is changed in place. Give the outermost model, the one that will be saved.
+        It is changed in place. Give the outermost model, the one that will be saved. A T5, mT5 or
+        UMT5 takes "t5" only: it keeps its own relative bias, its parameters and its files, and
+        computes the bias without a tensor of queries x keys.
     encoding : str, dict or Encoding
         One encoding, in any form that `wavepe.encoding` takes. A "rope" without theta uses the base
         of the model, without a type its scaling too, and its pairs. A dict of layer ranges makes a
@@ -85,6 +87,9 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     'llama'
     """
     chosen = LayerEncodings(encoding, **options)
+    if t5.is_t5(model):
+        t5.install(model, chosen)
+        return model
     families.decoder(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -136,6 +141,9 @@ def unpatch(model: M) -> M:
     ValueError
         The model is not patched, or it was patched as part of a larger model.
     """
+    if t5.is_t5(model):
+        t5.uninstall(model)
+        return model
     uninstall(model)
     model.__dict__.pop(GENERATE_HOOK, None)
     return model
@@ -176,11 +184,12 @@ def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
     True
     """
     patch(model, encoding, **options)
-    record = installed(families.decoder(model))
+    base = model if t5.is_t5(model) else families.decoder(model)
+    record = installed(base)
     try:
         yield model
     finally:
-        if installed(families.decoder(model)) is record:  # else the block has unpatched it
+        if installed(base) is record:  # else the block has unpatched it
             unpatch(model)
 
 
