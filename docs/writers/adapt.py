@@ -50,7 +50,8 @@ def farthest(root: Path, spec: str) -> str:
 
 def real(run: dict[str, Any]) -> str:
     """Return the table of a run of benchmarks.real_model."""
-    rows, about, settings = run["rows"], run["environment"], run["settings"]
+    rows, settings = run["rows"], run["settings"]
+    about = run.get("environment") or rows[0]["environment"]
     rows = sorted(rows, key=lambda row: row["arm"] not in STOCK)
     lengths = list(rows[0]["perplexity"])
     lines = [f"| | recipe | {' | '.join(f'{n} tokens' for n in lengths)} | training |"]
