@@ -47,7 +47,7 @@ class Arm(NamedTuple):
     is_long: bool = False  # trained on sequences of --long tokens
 
 
-ARMS = (  # those that decide come first
+DECIDING = (  # YaRN or a swap, the most important arm first
     Arm("control", "rope", "plain", HALF),
     Arm("yarn-trained", YARN, "plain", HALF),
     Arm("wavelet-kerple", "wavelet+kerple", "auto"),
@@ -56,6 +56,9 @@ ARMS = (  # those that decide come first
     Arm("stock", None),
     Arm("wavelet-auto", "wavelet", "auto"),
     Arm("yarn-long", YARN, "plain", HALF, is_long=True),
+)
+ARMS = (
+    *DECIDING,
     Arm("plain", "{kept}+" + RICH, "plain"),
     Arm("rope-alone", "{kept}", "plain"),
     Arm("wavelets-alone", RICH, "transfer"),
@@ -155,20 +158,20 @@ def figures(
 
     start = time.perf_counter()
     perplexities = {n: perplexity(model, held_out, n) for n in args.lengths}
-    found = {
+    shares = {
         n: needle(model, tokenizer, [n], DEPTHS, trials=args.trials, seed=args.seed)[0].tolist()
         for n in args.needle
     }
     return {
         "perplexity": perplexities,
-        "needle": found,
+        "needle": shares,
         "trials": args.trials,
         "evaluation_seconds": time.perf_counter() - start,
     }
 
 
 def environment() -> dict[str, Any]:
-    """Return what a row says of its machine."""
+    """Return the machine, date, commit, versions and threads of a row."""
     about = surroundings("torch", "transformers") | {"threads": torch.get_num_threads()}
     return about | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
