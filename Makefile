@@ -138,7 +138,7 @@ pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
 notebooks: .venv/extras .venv/built ## run docs/notebooks, and keep in them what they print and draw
 	$(BIN)/python -m docs.writers.notebooks
 
-real-model: .venv/extras .venv/built ## swap the encoding of SmolLM2-135M in several ways: FOLDER=build/real-model, hours
+real-model: .venv/extras .venv/built ## train SmolLM2-135M on with YaRN, and swapped in several ways: FOLDER=build/real-model, hours
 	$(BIN)/python -m benchmarks.real_model $(or $(FOLDER),build/real-model) --json build/real-model.json
 
 clean: ## remove what was built, the environment too

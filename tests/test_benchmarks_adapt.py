@@ -62,21 +62,21 @@ def test_a_real_model(tmp_path, capsys):
     PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?").save_pretrained(stock)
     words = [str(tmp_path / "out"), "--stock", str(stock), "--text", str(text(tmp_path))]
     words += ["--json", str(out), "--tokens", "200", "--length", "40", "--lengths", "40", "80"]
-    assert real_model.main([*words, "--batch", "1"]) == 0
+    assert real_model.main([*words, "--long", "80", "--needle", "40"]) == 0
     kept = json.loads(out.read_text())
-    arms = [arm.name for arm in real_model.ARMS]
-    assert [row["arm"] for row in kept["rows"]] == ["stock", "control", *arms, "yarn"]
+    assert [row["arm"] for row in kept["rows"]] == [arm.name for arm in real_model.ARMS]
     assert (tmp_path / "out" / "plain" / "config.json").exists()
-    message = capsys.readouterr().out
+    assert capsys.readouterr().out
     assert real_model.main(words) == 0
-    assert message
     assert not capsys.readouterr().out
     with pytest.raises(SystemExit):
         real_model.main([*words, "--lr", "1"])
     assert "has figures of" in capsys.readouterr().err
+    assert len(kept["rows"].pop(1)["needle"]["40"]) == len(real_model.DEPTHS)
     table = adapt_page.real(kept)
     assert "| stock, YaRN |  |" in table
-    assert "| `none` | plain |" in table
+    assert "| `none` | plain | 0.0001 |" in table
+    assert "Not measured yet: stock, YaRN, fine-tuned." in table.replace("\n", " ")
 
 
 def test_documents(tmp_path):

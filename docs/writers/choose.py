@@ -15,7 +15,7 @@ from wavepe.encodings.methods import initial_parameters
 from benchmarks.command import RESULTS, Missing, table
 from benchmarks.real_model import TRAINED_LENGTH
 
-from .adapt import farthest, largest
+from .adapt import farthest, largest, same_training
 from .claims import BANK, BEST, LARGE_BEST, LARGE_W, W
 from .pages import kept_results
 from .runs import comparison
@@ -167,8 +167,9 @@ def checkpoints(root: Path) -> list[Case]:
             f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
             f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
-            f"YaRN without training {lost['yarn']:.0%} of the stock model's; YaRN with the same "
-            "fine-tuning was not measured. Retrieval comes back later than perplexity",
+            f"YaRN without training {lost['yarn']:.0%} of the stock model's. "
+            f"{same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
+            "perplexity",
         ),
     ]
 
