@@ -25,6 +25,7 @@ ARCHS = (80, 90, 100, 120)
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
+SPILL = re.compile(r"\b(LDL|STL)\b")  # a load or a store of the stack
 BRANCH = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)$")
 LENGTH = 1024
 
@@ -130,6 +131,7 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
 def properties(compiled: Any) -> dict:
     """Read a kernel's properties from its machine code."""
     usage, code = _dumped("-res-usage", compiled), sass(compiled)
+    loops = _loops(code)
     used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if used is None:
         raise RuntimeError(f"cuobjdump said something else:\n{usage}")
@@ -139,7 +141,8 @@ def properties(compiled: Any) -> dict:
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
         "tensor_core": len(TENSOR_CORE.findall(code)),
-        "loops": _loops(code),
+        "loops": sorted(map(len, loops)),
+        "spills_in_loops": sum(len(SPILL.findall(text)) for loop in loops for text in loop),
     }
 
 
@@ -160,15 +163,15 @@ def _dumped(option: str, compiled: Any) -> str:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def _loops(code: str) -> list[int]:
-    """Return the number of instructions of each innermost loop that uses tensor cores, sorted."""
+def _loops(code: str) -> list[list[str]]:
+    """Return the instructions of each innermost loop that uses tensor cores."""
     lines = [(int(at, 16), text) for at, text in INSTRUCTION.findall(code)]
     branches = [(at, BRANCH.search(text)) for at, text in lines]
     ranges = [(int(to[1], 16), at) for at, to in branches if to and int(to[1], 16) < at]
     bodies = [[(at, text) for at, text in lines if a <= at <= b] for a, b in ranges]
     bodies = [body for body in bodies if any(TENSOR_CORE.search(text) for _, text in body)]
     inner = [x for x in bodies if not any(len(y) < len(x) and set(y) < set(x) for y in bodies)]
-    return sorted(map(len, inner))
+    return [[text for _, text in body] for body in inner]
 
 
 def measure_all() -> dict:
@@ -196,5 +199,6 @@ def table(results: dict) -> str:
 
 
 def _cell(row: dict) -> str:
-    spilled = f", {row['spilled']} B spilled" if row["spilled"] else ""
+    star = "*" if row["spills_in_loops"] else ""
+    spilled = f", {row['spilled']} B spilled{star}" if row["spilled"] else ""
     return f"{row['registers']}{spilled}, {-(-row['shared'] // 1024)} KB, {row['warps']}"
