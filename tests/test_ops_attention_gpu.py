@@ -294,8 +294,7 @@ mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.t
 SPLIT = """bias=torch.zeros(4, 100), softcap=2.0, window=99, sinks=torch.ones(4), beyond="edge",
 slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
 q_rel=torch.ones(1, 4, 3, 128).half(), key_mask=torch.ones(1, 1024, dtype=torch.bool)"""
-# A call of benchmarks.attention_kernels.measure, its kernels, the bytes they may spill in loops.
-COMPILED = [
+COMPILED = [  # a call of attention_kernels.measure, its kernels, the bytes they may spill in loops
     *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
     ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
     # an H200 is fastest with tiles that spill a little
