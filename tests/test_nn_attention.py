@@ -151,8 +151,7 @@ def test_constant_terms_are_kept(spec, monkeypatch):
         assert not copied._kept
     again = terms(100)
     note_registration()
-    new = terms(100)
-    assert new is not again
+    assert terms(100) is not again
     computed = scores._computed
     meanwhile = lambda *arguments: (computed(*arguments), note_registration())[0]  # noqa: E731
     monkeypatch.setattr(scores, "_computed", meanwhile)  # another thread registers then
