@@ -15,7 +15,7 @@ sys.path.insert(0, "tests")
 nox.options.error_on_missing_interpreters = "CI" in os.environ
 nox.options.reuse_existing_virtualenvs = False
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
 # Each with another Python as far as they go; `make test` has 3.11 and 2.13.
 TORCHES = [("3.10", "2.10.0"), ("3.11", "2.11.0"), ("3.12", "2.12.1"),
            ("3.13", "2.14.1"), ("3.13", "2.15.0")]  # fmt: skip

@@ -7,11 +7,11 @@ WAVEPE_SANITIZE=1: build everything with AddressSanitizer and UndefinedBehaviorS
 WAVEPE_SANITIZE=thread: with ThreadSanitizer instead.
 WAVEPE_EMULATE_CUDA=1: compile the CUDA kernels for the CPU, for tests.
 WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
+_PYTHON_HOST_PLATFORM: the platform to build for, such as linux-aarch64, with CC its compiler.
 """
 
 import atexit
 import copy
-import fcntl
 import os
 import platform
 import re
@@ -24,6 +24,11 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 import numpy
 from setuptools import Extension, find_packages, setup
@@ -46,7 +51,8 @@ C_FLAGS = ["-std=gnu11", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 C_FLAGS += ["-O1", "-DWPE_ASSERT=1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
 CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall"]
 CXX_FLAGS += ["-O0", *SANITIZE, "-DWPE_POISON"] if SANITIZE else ["-O2", "-g0"]
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+TARGET = sysconfig.get_platform()
+X86 = TARGET.endswith(("x86_64", "amd64"))
 # Flags that are left out of CFLAGS and the like, and of what Python was built with. They round in
 # another way, or have the linker switch the whole process to flushing subnormal numbers.
 INEXACT = (
@@ -112,8 +118,11 @@ def torch_root():
 
     An isolated build cannot import the packages of the target environment. But the interpreter of
     that environment runs the build, so it is asked without the variables that isolate it: it knows
-    the user's packages, and those of the system behind a virtual environment.
+    the user's packages, and those of the system behind a virtual environment. None of them is for
+    another platform.
     """
+    if platform.machine().lower() not in TARGET:
+        return None
     spec = find_spec("torch")
     candidates = list(spec.submodule_search_locations or ()) if spec else []
     isolated = ("PYTHONPATH", "PYTHONNOUSERSITE")
@@ -204,7 +213,7 @@ if TORCH:
             ],
             include_dirs=["csrc", str(TORCH / "include")],
             library_dirs=[str(TORCH / "lib")],
-            libraries=["torch_cpu", "m", "dl"],
+            libraries=["torch_cpu", "m", *["dl"] * sys.platform.startswith("linux")],
             define_macros=[
                 *LIMITED_API,
                 ("TORCH_TARGET_VERSION", "0x020a000000000000"),
@@ -258,8 +267,9 @@ def take_turn(folder):
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = (folder / "running").open("a")
-    with suppress(OSError):  # some network file systems have no locks
-        fcntl.flock(mark, fcntl.LOCK_EX)
+    if fcntl:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(mark, fcntl.LOCK_EX)
     if os.fstat(mark.fileno()).st_size:
         for name in ("tools", "configuration"):
             (folder / name).unlink(missing_ok=True)

@@ -17,17 +17,19 @@ import zipfile
 from pathlib import Path
 
 MODULES = ("wavepe/_numpy.abi3.so", "wavepe/_torch.abi3.so")
-IN_WHEEL = (*MODULES, "wavepe/py.typed", "wavepe/hf/__init__.py", "wavepe/benchmarks/bench.py")
+FREE_THREADED = r"-cp(3\d+)-cp\1t-"  # these wheels, and those for musl, hold the NumPy module alone
+IN_WHEEL = ("wavepe/py.typed", "wavepe/hf/__init__.py", "wavepe/benchmarks/bench.py")
 IN_SDIST = ("LICENSE", "README.md", "setup.py", "csrc/wavepe.h", "tests/conftest.py", "Makefile")
 # Libraries that a module may need beside torch's own; a user may lack others.
 MAY_NEED = r"lib(m|c|dl|gcc_s|stdc\+\+|pthread)\.so|ld-linux|libtorch(_cpu)?\.so|libc10\.so"
+MAY_NEED += r"|libc\.musl-\w+\.so"
 # Words that must not stand in a version that is on an index.
 NOT_RELEASED = {
     "CHANGELOG.md": "(unreleased)",
     "README.md": "not on PyPI yet",
     "python/wavepe/common/runtime.py": "wavepe is on no package index",
 }
-OLDEST_IMAGE = "manylinux_2_28"
+OLDEST_IMAGES = "manylinux_2_28_|musllinux_1_2_"
 LARGEST = 4 << 20  # bytes of a wheel without CUDA kernels
 
 
@@ -65,21 +67,26 @@ def findings_of_wheel(wheel):
     """Yield what is wrong with a wheel."""
     yield from findings_of_description(metadata_of(wheel))
     names = zipfile.ZipFile(wheel).namelist()
-    yield from (f"{wheel.name} lacks {name}" for name in IN_WHEEL if name not in names)
-    if "-cp310-abi3-" not in wheel.name:
+    version = re.search(FREE_THREADED, wheel.name)
+    modules = MODULES[: 1 if version or "-musllinux_" in wheel.name else None]
+    if version:
+        modules = [n for n in names if re.match(rf"wavepe/_numpy\.cpython-{version[1]}t-.*\.so", n)]
+        modules = modules or ["the module of this Python"]
+    yield from (f"{wheel.name} lacks {name}" for name in (*modules, *IN_WHEEL) if name not in names)
+    if not version and "-cp310-abi3-" not in wheel.name:
         yield f"{wheel.name} is not tagged cp310-abi3, so it serves one version of Python only"
     if wheel.stat().st_size > LARGEST:
         yield f"{wheel.name} has {wheel.stat().st_size} bytes, more than {LARGEST}"
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(wheel).extractall(folder)
-        for name in MODULES:
+        for name in modules:
             path = Path(folder, name)
             if path.exists():
                 yield from findings_of_module(path)
         print(flush=True)
         if not run(tool("torch-abi-audit"), "--verbose", "--check", "both", f"{folder}/wavepe")[1]:
             yield "torch-abi-audit: not stable"
-    if not run(tool("abi3audit"), "--strict", "--summary", str(wheel))[1]:
+    if not version and not run(tool("abi3audit"), "--strict", "--summary", str(wheel))[1]:
         yield "abi3audit: violations"
     if not run(tool("auditwheel"), "show", str(wheel))[1]:
         yield "auditwheel cannot read the wheel"
@@ -110,8 +117,8 @@ def findings_of_release(tag, sdist, wheels):
             if words in archive.extractfile(f"{root}/{name}").read().decode():
                 yield f"{name} says {words!r}"
     for wheel in wheels:
-        if OLDEST_IMAGE not in wheel.name:
-            yield f"{wheel.name} was not built in the image {OLDEST_IMAGE}"
+        if not re.search(OLDEST_IMAGES, wheel.name):
+            yield f"{wheel.name} was not built in one of the images {OLDEST_IMAGES}"
         if "\nProject-URL: " not in metadata_of(wheel):
             yield f"{wheel.name} has no address: fill in [project.urls] of pyproject.toml"
 

@@ -14,6 +14,7 @@ from wavepe import _numpy
 
 ROOT = Path(__file__).parent.parent
 in_sources = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not in a source tree")
+compiles = pytest.mark.skipif(not shutil.which(compiler()[0]), reason="no compiler")
 of_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
 
 
@@ -65,6 +66,28 @@ def test_wide_objects_use_fma(functions, variant, register):
         pytest.skip(f"this build holds no {variant}")
     (text,) = functions[f"bias_rows_f32_{variant}"]  # the loops of relative_bias
     assert len(re.findall(rf"vfmadd\w+ps .*%{register}", text)) >= 12
+
+
+@pytest.mark.slow
+@in_sources
+def test_neon_objects_use_fma_on_full_lanes(tmp_path):
+    """Compiled for aarch64: the emulator says that results are right, and not how they came."""
+    gcc, listing = "aarch64-linux-gnu-gcc", tmp_path / "variant.s"
+    if not shutil.which(gcc):
+        pytest.skip(f"no {gcc} (apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)")
+    _, commands = recorded(tmp_path, _PYTHON_HOST_PLATFORM="linux-aarch64")
+    (words,) = (words for words in commands if "-DVARIANT=portable" in words)
+    words[words.index("-c")], words[words.index("-o") + 1] = "-S", str(listing)
+    words = [word for word in words if word not in ("", "-march=native")]  # as `recorded` adds it
+    subprocess.run([gcc, *words], cwd=ROOT, check=True)
+    found = re.findall(r"^(\w+)[\w.]*:\n(.*?)^\t\.size\t", listing.read_text(), re.M | re.S)
+    loops = ("bias_rows", "gemm_rows", "gemm_columns", "gemm_transposed", "softmax_row", "rope")
+    for name in (f"{loop}_{dtype}_portable" for loop in loops for dtype in ("f32", "f64")):
+        text = "".join(body for function, body in found if function == name)
+        lanes = "4s" if "_f32_" in name else "2d"
+        whole = len(re.findall(rf"\tfmla\tv\d+\.{lanes}", text))
+        alone = len(re.findall(r"\tf(?:n?m(?:add|sub)|ml[as])\t[sd]\d", text))
+        assert whole >= max(12, 2 * alone), f"{name}: {whole} on full lanes, {alone} on one"
 
 
 @pytest.mark.parametrize("variant", ["avx2", "avx2x2"])
@@ -180,6 +203,18 @@ def test_flags_of_a_distribution_change_no_number(tmp_path):
 
 
 @in_sources
+def test_a_build_for_another_machine(tmp_path):
+    """It takes no flag of this machine's processor, and not this machine's torch."""
+    machine = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    _, commands = recorded(tmp_path, _PYTHON_HOST_PLATFORM=f"linux-{machine}")
+    words = {word for command in commands for word in command}
+    assert {"-DVARIANT=portable", "-lm"} <= words
+    assert ("-DWPE_X86=1" in words) == (machine == "x86_64")
+    wrong = "torch|-ldl" if machine == "x86_64" else "torch|-ldl|-march=x86"
+    assert not [word for word in words if re.search(wrong, word)]
+
+
+@in_sources
 def test_a_build_that_was_killed_is_begun_again(tmp_path):
     """It may have left half a file, which is newer than its sources."""
     once = len(recorded(tmp_path)[1])
@@ -190,11 +225,10 @@ def test_a_build_that_was_killed_is_begun_again(tmp_path):
 
 
 @in_sources
+@compiles
 @pytest.mark.parametrize("flag", [*DANGEROUS[:6], pytest.param("-mavx2", marks=of_x86)])
 def test_a_compiler_that_is_not_exact_is_refused(flag):
     """One whose wrapper or configuration adds the flag: no build sees it in CFLAGS."""
-    if not shutil.which(compiler()[0]):
-        pytest.skip("no compiler")
     command = [*compiler(), "-fsyntax-only", "-DVARIANT=portable", "csrc/kernels/variant.c"]
     version = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
     if "Free Software Foundation" not in version and flag in DANGEROUS[3:6]:
@@ -203,6 +237,19 @@ def test_a_compiler_that_is_not_exact_is_refused(flag):
     done = subprocess.run([*command, flag], cwd=ROOT, capture_output=True, text=True)
     words = "an -march of its own" if flag == "-mavx2" else "wavepe needs exact arithmetic"
     assert words in done.stderr
+
+
+@in_sources
+@compiles
+@pytest.mark.parametrize(("apple", "oldest"), [([], 18), (["-D__apple_build_version__=1"], 17)])
+def test_a_clang_that_is_too_old_is_refused(apple, oldest):
+    """Apple's has versions of its own. No machine of ours has it, so macros play its part."""
+    command = [*compiler(), "-E", "-w", "csrc/compiler.h", "-D__clang__", *apple]
+    for version in (oldest, oldest - 1):
+        words = [*command, f"-D__clang_major__={version}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode == 0) == (version == oldest)
+        assert ("Apple's clang 17 or newer" in done.stderr) == (version < oldest), done.stderr
 
 
 @in_sources

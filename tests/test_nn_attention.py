@@ -13,6 +13,7 @@ import wavepe
 from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
 from nn_cases import RELATIVE, ROTARY, SPECS, assert_exact, exact, made, tokens
 from wavepe import ops
+from wavepe.arrays.wavelet_registered import note_registration
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 from wavepe.positions import Scores
@@ -149,8 +150,12 @@ def test_constant_terms_are_kept(spec, monkeypatch):
     for copied in (copy.deepcopy(scores), pickle.loads(pickle.dumps(scores))):
         assert not copied._kept
     again = terms(100)
-    monkeypatch.setattr("wavepe.positions.scores.registrations", lambda: -1)
+    note_registration()
     assert terms(100) is not again
+    computed = scores._computed
+    meanwhile = lambda *arguments: (computed(*arguments), note_registration())[0]  # noqa: E731
+    monkeypatch.setattr(scores, "_computed", meanwhile)  # another thread registers then
+    assert terms(300) is not terms(300)
 
 
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", YARN])

@@ -1,10 +1,13 @@
 """Threads: the same bits for any number of them; a fork, Ctrl-C and `use_variant` meanwhile."""
 
+import contextlib
 import itertools
 import os
 import signal
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ import wavepe
 from cases import assert_same_bits, generator, lay_out, turn, using
 from processes import forked, python
 from variants import all_of_them
+from wavepe.arrays import wavelet_registered
 from wavepe.arrays.threads import LEAST_ELEMENTS
+from wavepe.encodings import ALiBi, known_encodings
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -80,20 +85,59 @@ def test_small_calls_use_one_thread(monkeypatch, pools):
 def test_callers_in_threads_of_their_own():
     expected = {name: call() for name, call in calls().items()}
     wavepe.set_num_threads(2)
-    wrong = []
 
-    def work():
-        for _ in range(5):
-            for name, call in calls().items():
-                if not np.array_equal(call(), expected[name]):
-                    wrong.append(name)
+    def work(_):
+        for name, call in 5 * [*calls().items()]:
+            assert_same_bits(call(), expected[name], name)
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    together(work)
+
+
+def together(work, count=4):
+    """Return the results of work(0), work(1), ... in threads of their own."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def test_several_threads_register(monkeypatch):
+    """Every registration counts, for kept tables go by it; and a name has one owner."""
+    monkeypatch.setattr(wavelet_registered, "_known", {})
+    before = wavelet_registered.registrations()
+
+    def work(number):
+        won = 0
+        for i in range(50):
+            assert wavepe.register_encoding(ALiBi).name in known_encodings()
+            name = f"own-{number}-{i}"
+            wavepe.register_wavelet(name, lambda u, i=i: u == i)
+            assert wavepe.wavelet_table(50, [1.0], [0.0], kind=name)[i, 0] == 1
+            owner = lambda u: [time.sleep(0), u][1]  # noqa: E731 - others run meanwhile
+            owner.__module__ = f"module{number}"
+            with contextlib.suppress(ValueError):
+                wavepe.register_wavelet(f"claimed-{i}", owner)
+                won += 1
+        return won
+
+    assert sum(together(work)) == 50
+    assert wavelet_registered.registrations() == before + 4 * (50 + 50) + 50
+
+
+def test_several_threads_ask_for_constants():
+    """No constant takes the name of another one, which would be its numbers silently."""
+    pytest.importorskip("torch")
+    from wavepe.ops._device_constant import device_constant
+
+    class Slow(int):
+        def __hash__(self):
+            time.sleep(1e-3)  # others run meanwhile
+            return int(self)
+
+    def work(number):
+        for i in range(20):
+            got = device_constant(np.array, (Slow(number % 2), i)).tensor
+            assert got.tolist() == [number % 2, i]
+
+    together(work)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -42,6 +43,7 @@ class Registered:
 
 _known: dict[str, Registered] = {}
 _registrations = 0
+registering = threading.RLock()  # of a name that is looked up and then taken
 
 
 def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> None:
@@ -85,15 +87,16 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
                 f"wavelet {name!r}: {label} must be a function of u, got "
                 f"{function!r} ({type(function).__name__})"
             )
-    old = _known.get(name)
-    if old is not None and _module_of(old.psi) != _module_of(psi):
-        raise ValueError(f"wavelet name {name!r} is taken by {_module_of(old.psi)}; choose another")
-    new = Registered(name, psi, derivative)
-    new.values(_PROBE)
-    if derivative is not None:
-        _check_derivative(new)
-    _known[name] = new
-    note_registration()
+    with registering:
+        owner = _module_of(_known[name].psi) if name in _known else None
+        if owner not in (None, _module_of(psi)):
+            raise ValueError(f"wavelet name {name!r} is taken by {owner}; choose another")
+        new = Registered(name, psi, derivative)
+        new.values(_PROBE)
+        if derivative is not None:
+            _check_derivative(new)
+        _known[name] = new
+        note_registration()
 
 
 def registered(name: str) -> Registered | None:
@@ -103,11 +106,11 @@ def registered(name: str) -> Registered | None:
 
 def names() -> tuple[str, ...]:
     """Return the registered names, oldest first."""
-    return tuple(_known)
+    return tuple(_known.copy())  # another thread may register one meanwhile
 
 
 def note_registration() -> None:
-    """Count a registration: a wavelet or an encoding was added or replaced."""
+    """Count a registration, with `registering`: a wavelet or an encoding was added or replaced."""
     global _registrations
     _registrations += 1
 

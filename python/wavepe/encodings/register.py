@@ -73,11 +73,14 @@ def register_encoding(cls: type[E]) -> type[E]:
     if "__dataclass_params__" not in cls.__dict__:
         cls = dataclasses.dataclass(frozen=True)(cls)
     _check_class(cls)
-    old = known.get(cls.name)
-    if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
-    known[cls.name] = cls
-    wavelet_registered.note_registration()
+    with wavelet_registered.registering:
+        old = known.get(cls.name, cls)
+        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"encoding name {cls.name!r} is taken by {old.__module__}; choose another"
+            )
+        known[cls.name] = cls
+        wavelet_registered.note_registration()
     return cls
 
 
@@ -88,7 +91,7 @@ def known_encodings() -> tuple[str, ...]:
     -------
     names : tuple of str
     """
-    return tuple(known)
+    return tuple(known.copy())  # another thread may register one meanwhile
 
 
 def _check_class(cls: Any) -> None:

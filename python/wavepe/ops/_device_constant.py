@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,7 @@ class _Named:
 
 _named = _Named()
 _names: dict[tuple[Any, ...], str] = {}
+_naming = threading.RLock()  # two threads give no two constants one name; `build` may name others
 
 
 def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> DeviceConstant:
@@ -85,7 +87,11 @@ def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> Device
 
 @constant_result
 def _name(build: Callable[..., np.ndarray], *arguments: Any) -> str:
-    name: str = _names.setdefault((build, arguments), f"constant_{len(_names)}")
-    if not hasattr(_named, name):
-        setattr(_named, name, DeviceConstant(build(*arguments)))
-    return name
+    key = build, arguments
+    if key not in _names:
+        with _naming:
+            if key not in _names:
+                constant, name = DeviceConstant(build(*arguments)), f"constant_{len(_names)}"
+                setattr(_named, name, constant)
+                _names[key] = name
+    return _names[key]

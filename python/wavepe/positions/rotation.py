@@ -104,9 +104,10 @@ class FrequencySchedule:
         if len(self._by_length) > MOST_LENGTHS:
             self._by_length.clear()
         key = length, training
-        if key not in self._by_length:
-            self._by_length[key] = self.at(*key)
-        return self._by_length[key]
+        kept = self._by_length.get(key)  # another thread may clear them
+        if kept is None:
+            self._by_length[key] = kept = self.at(*key)
+        return kept
 
     def needed(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
         """Return the frequencies for a call: fixed ones, or those of `of_longest`."""

@@ -231,14 +231,15 @@ class Scores:
         key = (self, q.dtype, q.device)
         terms = kept.get(key)
         fits = terms is not None and terms.low < keys <= terms.high
-        if terms is not None and fits and terms.definitions == registrations():
+        definitions = registrations()  # before: another thread may register meanwhile
+        if terms is not None and fits and terms.definitions == definitions:
             return terms
         low, high = capacity_range(keys)
         try:
             terms = self._computed(q, high, learned, scale, named)
         except ValueError:  # an encoding may have fewer positions than the capacity
             return self._computed(q, keys, learned, scale, named)
-        terms = terms._replace(low=low, high=high, definitions=registrations())
+        terms = terms._replace(low=low, high=high, definitions=definitions)
         kept[key] = terms
         return terms
 
