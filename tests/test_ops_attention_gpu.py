@@ -294,8 +294,10 @@ mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.t
 SPLIT = """bias=torch.zeros(4, 100), softcap=2.0, window=99, sinks=torch.ones(4), beyond="edge",
 slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
 q_rel=torch.ones(1, 4, 3, 128).half(), key_mask=torch.ones(1, 1024, dtype=torch.bool)"""
-COMPILED = [  # a call of attention_kernels.measure, its kernels, the bytes they may spill in loops
-    *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
+COMPILED = [  # a call of attention_kernels.measure, its kernels, the bytes that each may spill
+    ("Case(80, 64), backward=False", 2, 32),
+    ("Case(80, 128), backward=False", 2, 0),
+    *((f"Case(100, {size}), backward=False", 2, 0) for size in (64, 128)),
     ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
     # an H200 is fastest with tiles that spill a little
     ("Case(90, 64, 'constant')", 5, 128),
@@ -329,7 +331,8 @@ def test_compiled(kernels, call, count, spills):
     forward = ["table_products", "attention_forward"], ["attention_splits", "merge_splits"]
     assert count > 2 or [r["kernel"] for r in rows] == forward[rows[0]["queries"] < 17]
     for row in rows:
-        assert row["spilled"] <= spills or not row["spills_in_loops"], row
+        assert row["spilled"] <= spills, row
+        assert not (row["spills_in_loops"] and "backward=False" in call), row
         assert row["shared"] <= 1024 * kernels.SHARED[row["arch"]], row
         assert row["tensor_core"] or row["kernel"] in ("diagonal_sums", "merge_splits"), row
 
