@@ -82,7 +82,7 @@ def price(root: Path, spec: str) -> str:
         raise Missing(f"no attention-terms-*.json in {RESULTS} has {spec}")
     low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     times = low if low == high else f"{low} to {high}"
-    return f"attention takes {times} times as long"
+    return f"attention takes {times} times as long as without positions"
 
 
 def decoding(root: Path, spec: str) -> str:
@@ -159,15 +159,15 @@ def checkpoints(root: Path) -> list[Case]:
             "YaRN, as above; and [`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, to "
             "compare with it",
             f"{model} was fine-tuned on {real['settings']['tokens']:,} tokens ({seconds:.0f} s on "
-            f"an {real['environment']['gpu'].split()[-1]}). A swap that loses nothing takes some "
-            "percent of the tokens of the first training: of 100 billion, some billions",
+            f"an {real['environment']['gpu'].split()[-1]}). A full recovery takes a few "
+            "percent of the tokens of pre-training: a few billion out of 100 billion",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
             f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
-            f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
-            f"YaRN without training {lost['yarn']:.0%} of the stock model's. "
+            f"trained length. At 4 times its perplexity is {lost['plain']:.0%} above that model's "
+            f"at the trained length; untrained YaRN's is {lost['yarn']:.0%} above the stock model's. "
             f"{same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
             "perplexity",
         ),

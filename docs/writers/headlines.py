@@ -25,7 +25,7 @@ RIVALS = {
     "dense": "PyTorch, with a mask of all scores",
     "compile": "torch.compile",
     "compile-skew": "torch.compile",
-    "compile-flex": "FlexAttention, compiled",
+    "compile-flex": "compiled FlexAttention",
 }
 # ... and rivals that do less work.
 LESS = {
@@ -75,17 +75,22 @@ def own_rows(root: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path, d
 
 
 def bench_headline(root: Path) -> str:
-    """Return the first headline row of the operators that README shows, and the source."""
+    """Return README's sentences on the first headline row of each operator in SHOWN."""
     rows, files = own_rows(root)
     each = ([row for row in rows.get(op, ()) if row["headline"]] for op in SHOWN)
     shown = [op_rows[0] for op_rows in each if op_rows]
     if not shown:
         raise Missing(f"the results in {RESULTS} hold no headline rows")
+    sentences = []
+    for row in shown:
+        ratios = (_fastest(row, names) for names in (RIVALS, LESS))
+        others = " and ".join(f"{ratio:.2f} times as fast as {name}" for ratio, name in ratios)
+        sentences.append(f"`{row['op']}` ({row['size']}, {row['dtype']}) is {others}.")
     made = {
-        path: f"[{path.name}]({path.relative_to(root)}), {_where(results)}"
+        f"[{_where(results)}](benchmarks/results/{path.name})"
         for path, results in (files[row["op"]] for row in shown)
     }
-    return f"{_headline_table(shown)}\n\n{wrapped('; '.join(made.values()), width=120)}."
+    return f"On a CPU ({'; '.join(sorted(made))}): {' '.join(sentences)}"
 
 
 def _headline_table(rows: Sequence[dict]) -> str:
@@ -94,8 +99,8 @@ def _headline_table(rows: Sequence[dict]) -> str:
         "Each factor is the rival's time divided by wavepe's: above 1, wavepe is faster. Times are "
         "medians." + " *Fresh* memory comes from the system page by page." * fresh
     )
-    alternatives = ("fastest alternative with the same result", "lower bound (does less)")
-    heads = ("operation", "input", "wavepe", *alternatives)
+    others = ("fastest alternative with the same result", "other work, for comparison")
+    heads = ("operation", "input", "wavepe", *others)
     shown = table(heads, [_cells(row, RIVALS, LESS) for row in rows], "llrl")
     return f"{wrapped(words)}\n\n{shown}"
 
