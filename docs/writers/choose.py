@@ -167,8 +167,8 @@ def checkpoints(root: Path) -> list[Case]:
             f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
             f"trained length. At 4 times its perplexity is {lost['plain']:.0%} above that model's "
-            f"at the trained length; untrained YaRN's is {lost['yarn']:.0%} above the stock model's. "
-            f"{same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
+            f"at the trained length; untrained YaRN's is {lost['yarn']:.0%} above the stock "
+            f"model's. {same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
             "perplexity",
         ),
     ]
