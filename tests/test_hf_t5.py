@@ -201,6 +201,9 @@ def test_errors(monkeypatch):
     stock.set_attn_implementation("wavepe")
     with pytest.raises(ValueError, match="got the argument 'position_bias'"):
         trained(stock, **BATCH)
+    monkeypatch.setitem(SIZES, "relative_attention_max_distance", 4)  # 4 buckets of one distance
+    with pytest.raises(ValueError, match="relative_attention_max_distance > 4, got 4"):
+        wavepe.hf.patch(build(), "t5")
     monkeypatch.setattr(wavepe.hf.families, "calls_interface", lambda layer: False)
     with pytest.raises(TypeError, match="not built like that of transformers"):
         wavepe.hf.patch(stock, "t5")

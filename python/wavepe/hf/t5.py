@@ -46,6 +46,11 @@ def install(model: PreTrainedModel, choice: LayerEncodings) -> None:
             f"this {name} is not built like that of transformers 5.24: its layers must call "
             "transformers' attention interface"
         )
+    for layer in layers:  # up to `near` each distance has a bucket, also beyond the end of the row
+        far = layer.relative_attention_max_distance
+        near = layer.relative_attention_num_buckets // (2 if layer.is_decoder else 4)
+        if far <= near and hasattr(layer, "relative_attention_bias"):
+            raise ValueError(f"patch needs relative_attention_max_distance > {near}, got {far}")
     model._wavepe = record = Installed(OWN, name, model.config, model.config)
     for layer in layers:
         layer._stock_attention = layer.config._attn_implementation

@@ -315,7 +315,10 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             "p must be a tensor or an array, got the tuple of an encoding's table(); unpack it: "
             "relative_table(*table)",
         )
-    return run_check(checks.float_array, "p", p).astype(np.float64, copy=False)
+    try:
+        return checks.float_array("p", p).astype(np.float64, copy=False)
+    except (TypeError, ValueError, MemoryError) as error:
+        raise RuntimeError(f"wavepe: relative_table: {error}") from None
 
 
 def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:
