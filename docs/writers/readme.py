@@ -94,8 +94,8 @@ def found(root: Path) -> str:
         f"trained length the swap costs up to {behind:.0%}. YaRN is the obvious rival: in a "
         f"shorter run ({few['settings']['tokens']:,} tokens, other held-out text) it has "
         f"{yarn[once]:.2f} at the trained length and {yarn[twice]:.2f} at twice that, its control "
-        f"{control[once]:.2f} and {control[twice]:.2f}; with as many tokens as the swap it [has not "
-        "been measured](docs/results/adapt.md#yarn-or-a-swap-with-the-same-training).",
+        f"{control[once]:.2f} and {control[twice]:.2f}; with as many tokens as the swap it [has "
+        "not been measured](docs/results/adapt.md#yarn-or-a-swap-with-the-same-training).",
     )
     return "\n".join(wrapped(f"- {fact}", "  ", WIDTH) for fact in facts)
 
