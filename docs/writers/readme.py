@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
@@ -11,11 +10,11 @@ from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure
 from benchmarks.command import PICTURES, RESULTS, table
 from benchmarks.real_model import TRAINED_LENGTH
 
-from .adapt import largest
+from .adapt import deciding, largest
 from .choose import YARN, cases, decoding, means
 from .claims import BEST, LARGE_BEST, W
 from .headlines import bench_headline
-from .pages import addresses, wrapped
+from .pages import addresses, kept, wrapped
 from .runs import comparison
 
 PAGE = Path("README.md")
@@ -71,7 +70,7 @@ def found(root: Path) -> str:
     arms = {row["arm"]: row["perplexity"] for row in real["rows"]}
     (swap,) = (row["encoding"] for row in real["rows"] if row["arm"] == "plain")
     once, twice, four = (str(TRAINED_LENGTH * factor) for factor in (1, 2, 4))
-    few = json.loads((root / RESULTS / "real-model-cpu.json").read_text("utf-8"))
+    few = deciding(root)
     short = {row["arm"]: row["perplexity"] for row in few["rows"]}
     yarn, control = short["yarn-trained"], short["control"]
     behind = arms["plain"][once] / arms["control"][once] - 1
@@ -106,7 +105,7 @@ def _percent(share: str) -> str:
 
 def speed(root: Path) -> str:
     """Return the speed of operators, of a training step on a GPU and of decoding."""
-    run = json.loads((root / RESULTS / "gpu-h200.json").read_text("utf-8"))
+    run = kept(root, RESULTS / "gpu-h200.json")
     (step,) = (row for row in run["rows"] if row["name"] == "training 128")
     wavelet, rope = (step["seconds"][way] for way in ("wavelet, wavepe", "RoPE, SDPA"))
     parts = (
