@@ -164,7 +164,7 @@ def recorded(folder, *start, **environment):
     tool.write_text(
         """#!/bin/sh
         [ "$1" = --list-gpu-code ] && set -- "$@" $NVCC_APPEND_FLAGS
-        printf '%s\\t' "$@" >> "$LOG"; echo >> "$LOG"
+        line=$(printf '%s\\t' "$@"); echo "$line" >> "$LOG"  # at once: others write here, too
         flock -n "${LOG%log}running" true && exit 3  # nobody keeps other builds out
         [ -z "$KILL" ] || kill -9 $PPID
         while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done"""
