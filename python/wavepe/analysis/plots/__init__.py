@@ -15,7 +15,7 @@ All of them raise ImportError without matplotlib, ValueError for a spec, size or
 be drawn, and TypeError for an argument of a wrong type.
 """
 
-from ._encodings import absolute, bias, decay, table, wavelengths, wavelets
+from ._encodings import absolute, bias, table, wavelets
 from ._measurements import (
     accuracy_grid,
     attention_maps,
@@ -25,6 +25,6 @@ from ._measurements import (
 )
 
 __all__ = [
-    "absolute", "accuracy_grid", "attention_maps", "band_heatmap", "bias", "decay", "needle_grid",
-    "perplexity_by_length", "table", "wavelengths", "wavelets",
+    "absolute", "accuracy_grid", "attention_maps", "band_heatmap", "bias", "needle_grid",
+    "perplexity_by_length", "table", "wavelets",
 ]  # fmt: skip
