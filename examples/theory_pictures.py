@@ -1,9 +1,10 @@
-"""Four pictures of theory: a wavelet transform, RoPE as one, and what the base of RoPE does.
+"""Five pictures of theory: wavelet transform, RoPE as one, its base, and absolute vectors.
 
     python examples/theory_pictures.py [DIR]
 
-It writes transform.png, matrices.png, decay.png and wavelengths.png, from public functions of
-wavepe. The pages "Wavelets over distance" and "RoPE and its base" explain them.
+It writes transform.png, matrices.png, decay.png, wavelengths.png and absolute.png, from public
+functions of wavepe. The pages "Wavelets over distance", "RoPE and its base" and "Encodings" explain
+them.
 """
 
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
-from wavepe import gaussian, rope, rope_frequencies, rope_table, sinusoidal
+from wavepe import encoding, gaussian, rope, rope_frequencies, rope_table, sinusoidal
 from wavepe.analysis import (
     multiscale_rope_matrix,
     predicted_band,
@@ -120,9 +121,24 @@ def wavelengths(length=4096, dim=128, bases=(4096.0, 10000.0, 500000.0)):
     return figure
 
 
+def absolute(specs=("sinusoidal", "binary", "normalised"), length=256, dim=16):
+    """Draw the vectors of absolute encodings, positions from top to bottom."""
+    figure, row = plt.subplots(1, len(specs), figsize=(6.6, 4.4), layout="constrained")
+    for axes, spec in zip(row, specs, strict=True):
+        vectors = encoding(spec).absolute(np.arange(length), dim)
+        largest = np.abs(vectors).max()
+        options = {"cmap": COLOURS, "vmin": -largest, "vmax": largest}
+        image = axes.imshow(vectors, aspect="auto", interpolation="nearest", **options)
+        axes.set_title(spec, fontsize="medium", loc="left")
+        axes.set_xlabel("dimension")
+        figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
+    row[0].set_ylabel("position (tokens)")
+    return figure
+
+
 def main(folder="."):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for draw in (transform, matrices, decay, wavelengths):
+    for draw in (transform, matrices, decay, wavelengths, absolute):
         file = Path(folder, f"{draw.__name__}.png")
         draw().savefig(file)
         print(f"picture: {file}")

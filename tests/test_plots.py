@@ -196,16 +196,6 @@ def test_squares_are_the_table_by_query_and_key(spec, png):
                 assert abs(value - wanted[i - j, square["column"]]) < 1e-6
 
 
-def test_vectors_of_positions(png):
-    drawn = plots.absolute(png, dim=6, length=20)["panels"]
-    values = {panel["encoding"]: panel["values"] for panel in drawn}
-    m = np.arange(20)
-    assert_within(values["sinusoidal"], oracle.sinusoidal(m, 6), 1e-15)
-    bits = [[int(bit) for bit in format(number, "06b")] for number in m]
-    assert_within(values["binary"], bits, 0)
-    assert_within(values["normalised"], np.repeat(m[:, None] / 20, 6, 1), 1e-16)
-
-
 def test_biases_by_head(png):
     specs = ["alibi", "kerple", "sandwich:dim=16", "t5"]
     panels = plots.bias(png, encodings=specs, heads=6, length=9)["panels"]

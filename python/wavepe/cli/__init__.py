@@ -31,7 +31,7 @@ COMMANDS = {
     "sweep": "measure perplexity with a changed rotary embedding: fewer pairs, or another theta",
     "convert": "convert a checkpoint folder to another position encoding",
     "adapt": "swap the position encoding of a trained model, and fine-tune it",
-    "plot": "draw the encodings themselves, by distance, position, head or scale",
+    "plot": "draw the encodings themselves, by distance, head or scale",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",
 }

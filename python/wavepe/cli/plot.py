@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "NAME.png)")  # fmt: skip
     add("--encodings", nargs="+", metavar="SPEC", help="the encodings to draw")
     number: dict[str, Any] = {"type": int, "metavar": "N"}
-    add("--dim", help="head size, or size of an absolute vector", **number)
-    add("--length", help="number of distances or positions", **number)
+    add("--dim", help="head size", **number)
+    add("--length", help="number of distances", **number)
     add("--heads", help="number of attention heads", **number)
     add_imports(parser, quiet=False)
 

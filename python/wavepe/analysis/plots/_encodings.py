@@ -164,30 +164,6 @@ def table(
     return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
-def absolute(
-    path: Path, *, encodings: Specs = ("sinusoidal", "binary", "normalised"), dim: int = 16,
-    length: int = 256,
-) -> dict[str, Any]:  # fmt: skip
-    """Draw the vectors of absolute encodings, position by position.
-
-    Each encoding gets a panel: positions, at most 4096, from top to bottom, and dimensions from
-    left to right.
-
-    The numbers: "panels", a list of dicts with "encoding" (str) and "values", an array (length,
-    dim).
-    """
-    adding = drawing.encodings_of("absolute", encodings)
-    positions, dim = np.arange(drawing.size("length", length, 2, 4096)), drawing.size("dim", dim, 1)
-    panels = [{"encoding": str(e), "values": e.absolute(positions, dim)} for e in adding]
-    figure, row = drawing.panel_row(panels, 4.4, "dimension", "position (tokens)")
-    for axes, panel in zip(row, panels, strict=True):
-        values = panel["values"]
-        image = axes.imshow(values, aspect="auto", **drawing.clear_at_zero(values))
-        figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
-    figure.savefig(path)
-    return {"panels": panels}
-
-
 def bias(
     path: Path, *, encodings: Specs = ("alibi", "kerple", "sandwich"), heads: int = 8,
     length: int = 256,
@@ -210,14 +186,17 @@ def bias(
         if "bias" in encoding.terms:
             values = values + rows_at(distance, *encoding.bias(len(distance), heads), axis=-1)
         panels.append({"encoding": str(encoding), "bias": values})
-    figure, row = drawing.panel_row(panels, 3.6, "distance", "added to the score")
+    figure = drawing.new_figure(max(drawing.WIDTH, 2.2 * len(panels)), 3.6)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
     listed = drawing.ticks(heads, 8)
     names = [f"{head + 1}" if head in listed else "_" for head in range(heads)]
     for axes, panel in zip(row, panels, strict=True):
         axes.set_prop_cycle(color=drawing.shades(heads))
         axes.plot(panel["bias"].T, linewidth=1.4, label=names)
         axes.grid(True, **drawing.GRID)
-        axes.set_xlim(0, distance[-1])
+        axes.set(xlim=(0, distance[-1]), xlabel="distance")
+        drawing.title(axes, drawing.folded(panel["encoding"], 30))
+    row[0].set_ylabel("added to the score")
     drawing.legend_beside(row[-1:], "head")
     figure.savefig(path)
     return {"distance": distance, "panels": panels}

@@ -39,7 +39,6 @@ LINES = ("-", "--", ":", "-.")
 SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "wavelets": ("wavelets", lambda e: isinstance(e, Wavelet)),
     "table": ("a relative encoding", lambda e: "table" in e.terms),
-    "absolute": ("an absolute encoding", lambda e: e.adds),
     "bias": ("an encoding with slopes or biases", lambda e: {"slopes", "bias"} & {*e.terms}),
 }
 _MOST = {"dim": 1024, "length": 1 << 16, "heads": 32}  # that a picture can show
@@ -86,19 +85,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def panel_row(
-    panels: Sequence[dict[str, Any]], height: float, xlabel: str, ylabel: str
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with the axes of each panel side by side, below the panel's "encoding"."""
-    figure = new_figure(max(WIDTH, 2.2 * len(panels)), height)
-    row = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    for axes, panel in zip(row, panels, strict=True):
-        axes.set_xlabel(xlabel)
-        title(axes, folded(panel["encoding"], 30))
-    row[0].set_ylabel(ylabel)
-    return figure, row
 
 
 def clear_at_zero(values: np.ndarray) -> dict[str, Any]:
