@@ -143,7 +143,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 
 pictures readme: export MATPLOTLIBRC = docs/matplotlibrc
 pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot and an example
-	$(BIN)/wavepe plot all --out docs/pictures
+	for name in wavelets table bias; do $(BIN)/wavepe plot $$name --png docs/pictures/$$name.png || exit; done
 	$(BIN)/python examples/theory_pictures.py docs/pictures
 
 notebooks: .venv/extras .venv/built ## run docs/notebooks, and keep in them what they print and draw

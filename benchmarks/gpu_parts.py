@@ -122,17 +122,16 @@ def host(place: Place) -> Iterator[Line]:
 @contextlib.contextmanager
 def _way(way: str, plans: Any, take: Callable[[str], None], place: Place) -> Iterator[None]:
     """Let calls go one way: by a plan, through the dispatcher, or worked out anew each time."""
-    mode = plans.DispatchMode
     if place.emulated or way == "dispatcher":
         take("plan" if way.startswith("plan") else "operator")
     if way == "no plan":
-        plans.DispatchMode = None
+        plans.RECORDS = False
     threads = torch.autograd.is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(way != "plan, one thread")
     try:
         yield
     finally:
-        plans.DispatchMode = mode
+        plans.RECORDS = True
         torch.autograd.set_multithreading_enabled(threads)
         if way == "dispatcher" and not place.emulated:
             from wavepe.ops import _attention, _attention_gpu

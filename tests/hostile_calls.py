@@ -208,11 +208,8 @@ plots.accuracy_grid({'rope': [[0.5, 1.0], [0.25]]}, [8, 16], fixed('x.png'), tra
 plots.attention_maps([N(4, 4), N(4, 4)], fixed('x.png'), titles=['a', 'b'])
 plots.band_heatmap(N(5, 4), fixed('x.png'), measured=1.5, predicted=2.0, title='x')
 plots.needle_grid(N(2, 1), fixed('x.png'), lengths=[4, 8], depths=[0.5], title='x')
-plots.absolute(fixed('x.png'), encodings=('sinusoidal', 'binary'), dim=8, length=5)
 plots.bias(fixed('x.png'), encodings=[SPEC, 'kerple'], heads=2, length=5)
-plots.decay(fixed('x.png'), encodings=['sinusoidal', SPEC], dim=8, length=5)
 plots.table(fixed('x.png'), encodings=SPEC, dim=8, length=5)
-plots.wavelengths(fixed('x.png'), encodings=SPEC, dim=8, length=5)
 plots.wavelets(fixed('x.png'), encodings=['wavelet:scales=2'], dim=8, length=5)
 """
 

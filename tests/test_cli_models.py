@@ -81,16 +81,6 @@ def figures(capsys, place, *argv):
 # ------------------------------------------------------------------ figures
 
 
-def test_figures_on_stdout_stand_alone(capsys, place):
-    call = ("perplexity", checkpoint(place, "rope"), "--data", text())
-    kept, table = figures(capsys, place, *call)
-    code, out, err = run(capsys, *call, "--json", "-")
-    assert code == 0
-    assert json.loads(out) == kept
-    assert table.splitlines()[0] in err  # what stdout would have
-    assert not (place / "-").exists()
-
-
 def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
     """The same bytes, also of one of the lengths alone; --data is known by its content."""
     runs = {run["encoding"]: run["perplexity"] for run in results(place / "run")["runs"]}
@@ -419,12 +409,6 @@ def test_bad_options(capsys, place, argv, words):
     data = ("--data", place / "words.txt")
     code = 1 if words.startswith("lengths must") else 2
     assert re.search(words, refused(capsys, argv[0], place / "stock", *data, *argv[1:], code=code))
-
-
-def test_the_model_comes_before_options_of_several_values(capsys, place):
-    code, _, err = run(capsys, "perplexity", "--lengths", 8, 16, place / "stock")
-    assert code == 2
-    assert "needs integers; write MODEL before options that take several values" in err
 
 
 def test_what_a_model_cannot_do_is_one_line(capsys, place):

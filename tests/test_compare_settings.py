@@ -309,17 +309,6 @@ def test_how_a_table_looks(capsys, monkeypatch):
     assert "[red]own[/]" in out
 
 
-def test_ascii_alone_where_stdout_takes_no_more(capsys, monkeypatch):
-    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr(sys, "stdout", ascii_only)
-    shown(runs_of(SHORT, FEW, 3), FEW)
-    ascii_only.flush()
-    text = ascii_only.buffer.getvalue().decode("ascii")
-    assert text.count("+-") >= len(SHORT) * len(FEW)
-    assert "±" in "".join(row for _, cells in report.rows_of(runs_of(SHORT, FEW, 3), FEW)
-        for row in cells)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("key", "cells"), [("perplexity", ["0.25*", "0.75"]), ("accuracy", ["0.25", "0.75*"])]
 )
@@ -381,5 +370,5 @@ def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
         progress.step(0, 2, 5.5)
     first, second = sys.stderr.getvalue().splitlines()
     assert first.startswith("[1/2] none: step 1 of 4, loss 6.500")
-    assert second == "[1/2] none: step 2 of 4, loss 5.500, 0 bytes/s, -:--:-- left"
+    assert second == "[1/2] none: step 2 of 4, loss 5.500, -:--:-- left"
     assert "\x1b" not in sys.stderr.getvalue()

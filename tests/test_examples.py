@@ -63,8 +63,9 @@ def compares_encodings_of_images(shown):
     assert Path("out/rope-images.png").read_bytes().startswith(b"\x89PNG")
 
 
-def draws_two_pictures(shown):
-    files = ["transform.png", "matrices.png"]
+def draws_five_pictures(shown):
+    names = ["transform", "matrices", "decay", "wavelengths", "absolute"]
+    files = [f"{name}.png" for name in names]
     assert shown.splitlines() == [f"picture: {Path('out', file)}" for file in files]
     assert all(Path("out", file).read_bytes().startswith(b"\x89PNG") for file in files)
 
@@ -73,7 +74,7 @@ SHOWS = {
     "custom_wavelet": prints_its_table_and_a_loss,
     "rope_images": compares_encodings_of_images,
     "self_attention": trains_and_generates,
-    "theory_pictures": draws_two_pictures,
+    "theory_pictures": draws_five_pictures,
 }
 LESS = {
     "rope_images": ["--steps", "2", "--seeds", "2", "--images", "64", "--out", "out"],

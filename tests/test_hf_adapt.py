@@ -369,11 +369,9 @@ def test_two_processes(before, tmp_path):
         ({"lora": 0}, "lora must be at least 1"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
         ({"model": "folder"}, r"needs a model, got str: .*from_pretrained\('folder'\)"),
-        ({"batch": 4}, "unknown argument 'batch', did you mean 'batch_size'"),
-        ({"lr": 4}, "unknown argument 'lr', did you mean 'learning_rate'"),
-        ({"max_steps": 4}, "unknown argument 'max_steps', did you mean 'tokens'"),
-        ({"weight_decay": 0.1}, "its own optimizer and schedule, got the argument 'weight_decay'"),
-        ({"max_grad_norms": 4}, "unknown argument 'max_grad_norms', did you mean 'max_grad_norm'"),
+        ({"lr": 4}, "unexpected keyword argument 'lr'"),
+        ({"max_steps": 4}, "takes tokens, batch_size and folder; got the argument 'max_steps'"),
+        ({"weight_decay": 0.1}, "its own optimizer and schedule.*got the argument 'weight_decay'"),
     ],
 )
 def test_errors(options, words):

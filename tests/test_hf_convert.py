@@ -17,7 +17,6 @@ from cases import forget_registrations
 from convert_cases import IDS, SMALL, change, load, patched, read, refused, state, stock
 from hf_families import build, by_turns
 from hf_model import LENGTH, close, logits, tiny, tokens
-from processes import forked
 from transformers import LlamaModel
 from wavepe.hf import conversion, convert
 from wavepe.hf.config import UNKNOWN
@@ -329,17 +328,12 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
     source, target = stock(tmp_path / "source", "tied"), tmp_path / "target"
     code, out, err = commands.run(capsys, "convert", source, target, "shaw:clip=3")
     assert (code, err) == (0, "")
-    *facts, last = out.splitlines()
-    assert facts == [
+    assert out.splitlines() == [
         f"{target}: WavePELlamaForCausalLM with shaw:clip=3",
-        f"copied from {source}: 21 tensors, 23.6 kB",
+        f"copied from {source}: 21 tensors, 0.0236 MB",
         "new parameters: model.position_encoding.table",
         "fine-tune the model: its encoding has changed",
-        "to load it in Python:",
     ]
-    script = f"{last.strip()}\nprint(type(model).__name__, model.config.position_encoding)"
-    done = forked("-c", script)
-    assert done.stdout == "WavePELlamaForCausalLM shaw:clip=3\n", done.stderr
 
 
 def test_a_scaling_of_rope_needs_no_training(tmp_path, capsys):
@@ -367,7 +361,6 @@ def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
     assert (code, err) == (0, "")
     assert f"linked from {source}" in out
     assert "files left out: model.gguf\n" in out
-    assert "after importing the module of --import" in out
     assert (tmp_path / "target" / "model.safetensors").samefile(source / "model.safetensors")
     load(tmp_path / "target")
 
@@ -383,7 +376,6 @@ def test_the_command_fails_in_one_line(tmp_path, capsys, monkeypatch):
         [target, target, "alibi"],
         [source, target, "alibi", "--import", "nosuch.py"],
         [source, target, '{"0": "rope"'],
-        [source, target, '{"0": "rope", "0": "none"}'],
     ):
         commands.refused(capsys, "convert", *argv)
     monkeypatch.setattr(conversion, "_write_weights", fail_with(OSError(errno.EIO, "broken", "x")))

@@ -302,7 +302,7 @@ def test_attributes():
     assert table.p.dtype == torch.float64
     assert torch.equal(table.p, torch.from_numpy(p).double())
     assert ops.relative_table(np.ones((4, 6, 2)), beyond="edge").heads == 4
-    for part in ("delta -3..896", "head size 64", "zero", "rank 29+", "bytes"):
+    for part in ("delta -3..896", "head size 64", "zero", "rank 29+"):
         assert part in repr(table)
     assert "4 heads" in repr(ops.relative_table(np.ones((4, 6, 2))))
 
@@ -368,11 +368,9 @@ def test_tensors_are_made_once():
             assert again[0] is p
             assert again[1] == first
             assert all(a is b for a, b in zip(again[2], zones, strict=True))
-    before = repr(table)
     meta = table.tensors(torch.float32, "meta")
     assert meta[0].is_meta
     assert [x.shape for x in meta[2]] == [x.shape for x in table.tensors(torch.float32, "cpu")[2]]
-    assert before != repr(table)  # it says how many bytes it holds
 
 
 def test_threads_get_the_same_tensors():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +34,8 @@ def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     ----------
     Su et al., "RoFormer", 2021, arXiv 2104.09864.
     """
-    return _rotations(position, dim, theta, np.eye)
+    every = multiscale_rope_matrix(position, dim, theta)
+    return every * np.kron(np.eye(dim // 2), np.ones((2, 2))) + 0.0  # turns -0.0 into 0.0
 
 
 def shift_matrix(k: int, dim: int, theta: float = 10000.0) -> np.ndarray:
@@ -59,7 +59,11 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
     m * theta^(-2i/d) for j <= i, and 0 for j > i. Arguments, shape and dtype are those of
     `rope_matrix`; the source is that of `rope_wavelet`.
     """
-    return _rotations(position, dim, theta, np.tri)
+    position = checks.integer("position", position)
+    cos, sin = rope_table(position, rope_frequencies(dim, theta)[0], dtype=np.float64)
+    blocks = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 1, 2, 2)
+    blocks = np.tri(len(blocks))[:, :, None, None] * blocks + 0.0
+    return blocks.swapaxes(1, 2).reshape(dim, dim)
 
 
 def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,17 +157,6 @@ def wavelet_transform(
     flat = [np.broadcast_to(array, columns).astype(np.float64).ravel() for array in (scale, shift)]
     p = wavelet_table(x.shape[-1], *flat, kind=kind, mirrored=False, dtype=np.float64)
     return (x @ (p / np.sqrt(flat[0]))).reshape(x.shape[:-1] + columns)
-
-
-def _rotations(
-    position: int, dim: int, theta: float, places: Callable[[int], np.ndarray]
-) -> np.ndarray:
-    """Return the matrix whose block (i, j) is the rotation of pair i times places(pairs)[i, j]."""
-    position = checks.integer("position", position)
-    cos, sin = rope_table(position, rope_frequencies(dim, theta)[0], dtype=np.float64)
-    blocks = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 1, 2, 2)
-    blocks = places(len(blocks))[:, :, None, None] * blocks + 0.0  # turns -0.0 into 0.0
-    return blocks.swapaxes(1, 2).reshape(dim, dim)
 
 
 def _whole_turns(position: int) -> int:

@@ -55,21 +55,14 @@ def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.
     if wrong.size:
         raise ValueError(f"{kind}: shifts must be integers within +-2^53, got {wrong[0]:g}")
     index = t[:, None] - shift
-    out = np.zeros(index.shape)
+    out, wavelet = np.zeros(index.shape), _pywt(kind).Wavelet(kind)
     for level in np.unique(levels).tolist():
         columns = np.flatnonzero(levels == level)
-        samples = samples_of(kind, level)
+        samples = wavelet.wavefun(level=level)[1]
         inside = (index[:, columns] >= 0) & (index[:, columns] < len(samples))
         valid = np.where(inside, index[:, columns], 0).astype(np.int64)
         out[:, columns] = np.where(inside, samples[valid], 0.0)
     return out
-
-
-def samples_of(kind: str, level: int) -> np.ndarray:
-    """Return the samples of psi at a level, float64."""
-    wavelet = _pywt(kind).Wavelet(kind)
-    samples: np.ndarray = wavelet.wavefun(level=level)[1]
-    return samples
 
 
 def _pywt(name: str) -> ModuleType:

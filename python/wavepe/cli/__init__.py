@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import io
 import os
@@ -11,7 +10,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -19,7 +18,7 @@ import wavepe
 
 from ..common.errors import CommandError, UsageError, out_of_memory
 from ..common.files import interrupt_on_signals
-from ..common.labels import fold, suggestion
+from ..common.labels import suggestion
 
 # Command -> its purpose. Each has a module (`_module`) with add_arguments(parser) and run(args).
 COMMANDS = {
@@ -31,7 +30,7 @@ COMMANDS = {
     "sweep": "measure perplexity with a changed rotary embedding: fewer pairs, or another theta",
     "convert": "convert a checkpoint folder to another position encoding",
     "adapt": "swap the position encoding of a trained model, and fine-tune it",
-    "plot": "draw the encodings themselves, by distance, position, head or scale",
+    "plot": "draw the encodings themselves, by distance, head or scale",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",
 }
@@ -48,25 +47,12 @@ _EXAMPLES = {
     "bench": "wavepe bench rope --quick",
     "info": "wavepe info",
 }
-# Command -> advice if the memory is not enough; others advise to lower --length or --lengths.
-_MEMORY_ADVICE = {
-    "compare": "lower --jobs, --batch, --train-length, --lengths, --layers, --heads or --head-dim",
-    "adapt": "lower --length or --batch, or give --gradient-checkpointing or --lora",
-    "convert": "free memory",
-    "bench": "take --quick, or free memory",
-    "info": "free memory",
-}
-_OTHER_NAMES = {"--batch-size": "--batch", "--learning-rate": "--lr"}  # as in wavepe.hf.adapt
 _INTERRUPTED = 130
 _RESUMING = ("compare", "adapt")
 
 
 class _Help(argparse.HelpFormatter):
-    """A formatter for narrow terminals: words stay whole, and specs are cut after punctuation."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-        return [part for line in lines for part in fold(line, width)]
+    """A formatter that keeps the lines of an epilog."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Wrap each line on its own; if there are several, indent what does not fit."""
@@ -85,10 +71,6 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        several = [action for action in self._actions if action.nargs in ("+", "*")]
-        greedy = ", ".join(x.option_strings[0] for x in several if x.option_strings)
-        if re.search("arguments are required: [^-]", message) and greedy:
-            message += f"; write it before options that take several values ({greedy})"
         if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             close = suggestion(chosen[1], re.findall(r"[\w-]+", chosen[2]))
             message = message.replace(" (choose", f"{close} (choose")
@@ -151,12 +133,11 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         args, unknown = _parser(command, flags).parse_known_args(argv)
         if unknown:
             options = [f"--{key.replace('_', '-')}" for key in vars(args)]
-            close = suggestion(unknown[0].partition("=")[0], options, _OTHER_NAMES)
+            close = suggestion(unknown[0].partition("=")[0], options)
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{close} ({name} --help)")
         if command is None:
             raise UsageError("give a command: " + ", ".join(COMMANDS) + " (wavepe --help)")
-        with _results_alone(args):
-            return _module(command).run(args), ""
+        return _module(command).run(args), ""
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
     except CommandError as error:
@@ -174,20 +155,9 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         return 1, f"error: {error}"
     except (MemoryError, RuntimeError, ValueError) as error:
         memory = out_of_memory(error)
-        if memory is None or command is None:
+        if memory is None:
             raise
-        return 1, f"error: {memory}; {_MEMORY_ADVICE.get(command, 'lower the length')}"
-
-
-@contextlib.contextmanager
-def _results_alone(args: argparse.Namespace) -> Iterator[None]:
-    """With --json -, leave stdout to the results: all else that is printed goes to stderr."""
-    if "stdout" not in args or args.json != "-":
-        yield
-        return
-    args.stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+        return 1, f"error: {memory}; take smaller sizes, or free memory"
 
 
 def _module(command: str) -> ModuleType:

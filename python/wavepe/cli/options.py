@@ -34,12 +34,7 @@ class Number(argparse.Action):
         super().__init__(*args, **{"metavar": self.sign, **options})
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        try:
-            numbers = self.read(self.dest, values or self.const, **self.limits)
-        except UsageError as error:
-            swallowed = self.nargs and any(map(os.path.isdir, values))
-            advice = "; write MODEL before options that take several values" * bool(swallowed)
-            raise UsageError(f"{error}{advice}") from None
+        numbers = self.read(self.dest, values or self.const, **self.limits)
         if not self.nargs and len(numbers) > 1:
             raise UsageError(f"`{self.dest}` {values}: needs one number")
         setattr(namespace, self.dest, numbers if self.nargs else numbers[0])
@@ -122,19 +117,15 @@ def given(args: argparse.Namespace, *functions: Callable[..., Any]) -> dict[str,
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option --json."""
-    parser.set_defaults(stdout=None)  # `main` sets it if --json is -
-    parser.add_argument(
-        "--json", metavar="FILE",
-        help=f"write the {what} to this file, as JSON; - for stdout. A file that is there is "
-        "replaced",
-    )  # fmt: skip
+    text = f"write the {what} to this file, as JSON. A file that is there is replaced"
+    parser.add_argument("--json", metavar="FILE", help=text)
 
 
 def check_json(args: argparse.Namespace) -> None:
     """Raise UsageError unless the file of --json can be written, and is not that of --png."""
     if args.json is not None and args.json == args.png:
         raise UsageError(f"--json and --png name the same file, {args.json}")
-    if args.json not in (None, "-"):
+    if args.json is not None:
         _check_file("--json", args.json)
 
 
@@ -164,11 +155,8 @@ def write_json(args: argparse.Namespace, value: Any) -> None:
 
     Arrays become lists, and numbers that are not finite become null.
     """
-    text = json.dumps(_plain(value), allow_nan=False) + "\n"
-    if args.json == "-":
-        args.stdout.write(text)
-        return
     with writing(Path(args.json)):
+        text = json.dumps(_plain(value), allow_nan=False) + "\n"
         Path(args.json).write_text(text, "utf-8")
 
 

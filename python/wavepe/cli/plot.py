@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..analysis.plots.drawing import SHOWN
 from ..common.errors import UsageError, need_matplotlib
 from ..common.files import writing
 from ..experiments.imports import import_all
-from .options import add_imports, add_json, check_json, check_picture, given, write_json
+from .options import add_imports, check_picture, given
 
 PICTURES = tuple(SHOWN)  # functions of wavepe.analysis.plots
 
@@ -25,63 +24,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         summary = (getattr(plots, name).__doc__ or "").partition(".\n")[0][5:]
         defaults = (f"--{key} {_shown(value)}" for key, value in _defaults(name).items())
         lines += [f"{name}: {summary}", f"  {' '.join(defaults)}"]
-    parser.epilog = "\n".join(["pictures, with their options and defaults:", *lines, "all: these"])
+    parser.epilog = "\n".join(["pictures, with their options and defaults:", *lines])
     add = parser.add_argument
-    add("name", metavar="NAME", choices=[*PICTURES, "all"], help="one of the pictures below, or "
-        "all")  # fmt: skip
+    add("name", metavar="NAME", choices=PICTURES, help="one of the pictures below")
     add("--png", metavar="FILE", help="file of the picture: .png, .pdf or .svg (default: "
         "NAME.png)")  # fmt: skip
-    add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
-    add_json(parser, "drawn numbers")
     add("--encodings", nargs="+", metavar="SPEC", help="the encodings to draw")
     number: dict[str, Any] = {"type": int, "metavar": "N"}
-    add("--dim", help="head size, or size of an absolute vector", **number)
-    add("--length", help="number of distances or positions, or the trained length", **number)
+    add("--dim", help="head size", **number)
+    add("--length", help="number of distances", **number)
     add("--heads", help="number of attention heads", **number)
     add_imports(parser, quiet=False)
 
 
 def run(args: argparse.Namespace) -> int:
     import_all(args.imports)
-    names = PICTURES if args.name == "all" else (args.name,)
+    draw, known = getattr(plots, args.name), _defaults(args.name)
     options = given(args, *(getattr(plots, name) for name in PICTURES))
-    for name in names:
-        known = _defaults(name)
-        for option in [key for key in options if key not in known]:
-            listed = ", ".join(f"--{key}" for key in known)
-            raise UsageError(f"--{option}: {name} takes {listed}")
+    for option in options.keys() - known.keys():
+        listed = ", ".join(f"--{key}" for key in known)
+        raise UsageError(f"--{option}: {args.name} takes {listed}")
     need_matplotlib("wavepe plot")
-    check_json(args)
-    numbers = {}
-    for name, file in _files(args, names).items():
-        try:
-            with writing(file):
-                numbers[name] = getattr(plots, name)(file, **options)
-        except (ValueError, TypeError) as error:
-            raise UsageError(str(error)) from error
-        print(f"picture: {file}")
-    if args.json:
-        write_json(args, numbers if args.name == "all" else numbers[args.name])
-        print(f"numbers: {args.json}")
-    return 0
-
-
-def _files(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each picture."""
-    if args.png is not None:
-        if args.out is not None or len(names) > 1:
-            raise UsageError("--png names one file: give it without --out, and for one picture")
-        check_picture("--png", args.png)
-        return {names[0]: Path(args.png)}
-    folder = Path(args.out or ".")
+    file = Path(args.png or f"{args.name}.png")
+    check_picture("--png", str(file))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--out {folder}: {getattr(error, 'strerror', error)}") from None
-    files = {name: folder / f"{name}.png" for name in names}
-    for file in files.values():
-        check_picture("--out", str(file))
-    return files
+        with writing(file):
+            draw(file, **options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    print(f"picture: {file}")
+    return 0
 
 
 def _defaults(name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,15 +65,13 @@ def finite(name: str, value: Any) -> float:
     return number
 
 
-def choice(
-    name: str, value: Any, known: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
-) -> str:
-    """Return `value` if it is one of the known strings; `others` as for `suggestion`."""
+def choice(name: str, value: Any, known: Iterable[str]) -> str:
+    """Return `value` if it is one of the known strings."""
     known = list(known)
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(known)}; got {value!r}")
     if value not in known:
-        close = suggestion(value, known, others)
+        close = suggestion(value, known)
         raise ValueError(f"unknown {name} {value!r}{close}; known: {', '.join(known)}")
     return value
 

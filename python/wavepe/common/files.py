@@ -112,7 +112,7 @@ def _lock(folder: Path, busy: str) -> int:
 
 @contextmanager
 def writing(target: Path, part: Path | None = None) -> Iterator[None]:
-    """Turn an exception for a failed write into an OSError that names the target and its disk.
+    """Turn an exception for a failed write into an OSError that names the target.
 
     torch and safetensors raise their own exceptions in place of the system's error. `target` is the
     file or folder as the user named it, and `part` the temporary path that is written.
@@ -132,10 +132,7 @@ def writing(target: Path, part: Path | None = None) -> Iterator[None]:
             name = f"{target}{name[len(str(part)) :]}"
         elif Path(name) not in (target, *target.parents):
             raise  # the error is about another file, which was read
-        reason = cause.strerror
-        if cause.errno in DISK_ERRORS:
-            reason = f"{os.strerror(cause.errno)} (the disk at {_disk(target)})"
-        raise OSError(cause.errno, reason, name) from error
+        raise OSError(cause.errno, cause.strerror, name) from error
 
 
 def _system_error(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
@@ -149,12 +146,6 @@ def _system_error(error: BaseException | None) -> OSError | KeyboardInterrupt | 
             return OSError(int(match[1]), os.strerror(int(match[1])))
         error = None if error.__suppress_context__ else error.__context__
     return None
-
-
-def _disk(path: Path) -> Path:
-    """Return the mount point of the file system that holds `path`."""
-    existing = (parent for parent in path.absolute().parents if parent.exists())
-    return next(parent for parent in existing if parent.is_mount() or parent == Path(parent.root))
 
 
 @contextmanager

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
 
-def suggestion(
-    text: Any, names: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
-) -> str:
-    """Return ", did you mean NAME?" for the closest name, in any case; "" without a close one.
-
-    `others` maps other people's names to one of `names`, or to a spec that begins with one.
-    """
+def suggestion(text: Any, names: Iterable[str]) -> str:
+    """Return ", did you mean NAME?" for the closest name, in any case; "" without a close one."""
     names, text = list(names), str(text)
     close = [name for name in names if name.lower() == text.lower()]
-    other = others.get(text.lower(), "")
-    close = close or [other] * (other.partition(":")[0] in names)
     close = close or difflib.get_close_matches(text, names, n=1)
     close = close or difflib.get_close_matches(text.lower(), names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""

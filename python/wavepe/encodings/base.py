@@ -363,38 +363,19 @@ def read_dict(data: Mapping[str, Any]) -> Encoding:
     return combine(parts_with_layers)
 
 
-# Names that other people use, and the spec here.
-_OTHER_NAMES = {
-    "nope": "none",
-    "yarn": "rope:type=yarn,factor=4",
-    "ntk": "rope:type=dynamic,factor=1",
-    "selfextend": "rope:self_extend=32,neighbors=64",
-    "self_extend": "rope:self_extend=32,neighbors=64",
-    "rerope": "rope:self_extend=inf,neighbors=64",
-    "p-rope": "rope:fraction=0.75",
-    "ricker": "wavelet:kind=ricker",
-    "haar": "wavelet:kind=haar",
-    "morlet": "wavelet:kind=morlet",
-    "gaussian": "wavelet:kind=gaussian",
-    "xl": "transformer_xl",
-    "transformerxl": "transformer_xl",
-}
-_OTHER_OPTIONS = {"base": "theta", "scaling": "type"}
-
-
 def build(name: str, options: Mapping[str, Any]) -> Encoding:
     """Return the encoding of that name with these options."""
     cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
-            f"unknown encoding {name!r}{suggestion(name, known, _OTHER_NAMES)}; known: "
+            f"unknown encoding {name!r}{suggestion(name, known)}; known: "
             f"{', '.join(known)}; an encoding of your own must be registered first"
         )
     names = [field.name for field in dataclasses.fields(cls)]
     for key in options:
         if key not in names:
             listed = f"known: {', '.join(names)}" if names else "it has none"
-            close = suggestion(key, names, _OTHER_OPTIONS)
+            close = suggestion(key, names)
             raise ValueError(f"unknown option {key!r} of encoding {name!r}{close}; {listed}")
     return cls(**options)
 

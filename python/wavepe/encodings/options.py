@@ -86,9 +86,9 @@ def text(label: str, value: Any) -> str:
     return str(value)
 
 
-def one_of(*words: str, **others: str) -> Check:
-    """Return a check that the value is one of the given words; `others` as for `suggestion`."""
-    return lambda label, value: str(checks.choice(label, value, words, others))
+def one_of(*words: str) -> Check:
+    """Return a check that the value is one of the given words."""
+    return lambda label, value: str(checks.choice(label, value, words))
 
 
 def number(label: str, value: Any) -> float:

@@ -116,7 +116,7 @@ class RoPE(Encoding):
     fraction: float = option(1.0, checks.zero_to_one)
     interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
-    type: str | None = option(None, one_of(*ROPE_TYPES, ntk="dynamic"))
+    type: str | None = option(None, one_of(*ROPE_TYPES))
     factor: float | str | None = option(None, positive("scaled"))
     original_max_position_embeddings: float | None = option(None, PARAMETERS[ORIGINAL])
     attention_factor: float | None = option(None, PARAMETERS["attention_factor"])

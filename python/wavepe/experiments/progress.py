@@ -19,14 +19,12 @@ class Report:
     """Shows the progress of tasks, one after the other or several at a time (needs rich).
 
     `sizes` holds the steps of each task; with `begin` they need not be known. `lines` asks for
-    lines where there is no bar. A training step has `bytes_of_step`.
+    lines where there is no bar.
     """
 
     def __init__(
-        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True,
-        bytes_of_step: int = 0,
+        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True
     ) -> None:  # fmt: skip
-        self._bytes_of_step = bytes_of_step
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         has_bar = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
@@ -90,8 +88,7 @@ class Report:
     def step(self, number: int, done: int, loss: float) -> None:
         """Show that `done` steps of a training are done, and its loss."""
         due, title = self._advance(number, done), self._titles[number]
-        speed = (self._progress.tasks[0].speed or 0) * self._bytes_of_step
-        after = f"loss {loss:.3f}, {speed:,.0f} bytes/s, {self._left}"
+        after = f"loss {loss:.3f}, {self._left}"
         self._show(title, after if self._wide else self._left)
         # After the last step, the row prints a line of its own.
         if due and done < self._sizes[number]:

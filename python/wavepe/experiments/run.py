@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.errors import CommandError, UsageError, need_matplotlib, require, thread_count
-from ..common.files import DISK_ERRORS, new_file
+from ..common.errors import UsageError, need_matplotlib, require, thread_count
+from ..common.files import new_file
 from ..training.folder import ComparisonFolder, digest, read_json
 from .data import load_text
 from .executors import cluster, run_all
@@ -186,7 +185,9 @@ def compare(
     ValueError
         An argument is wrong, the text is too short, or `out` holds another comparison.
     CommandError
-        A package is missing, a training fails, or a file cannot be read or written.
+        A package is missing, a training fails, or a file cannot be read.
+    OSError
+        A file cannot be written.
 
     Examples
     --------
@@ -225,13 +226,11 @@ def compare(
     # a killed training loses little, and saving takes little time
     often = save_every or max(1, min(settings.steps // 20, 200))
     with (
-        _disk_errors(),
         devices.torch_threads(thread_count(threads)),
         folder.opened({**manifest, "threads": threads}),
     ):
         comparison = Comparison(Work(settings, text, folder, threads, often, place))
-        size = settings.batch * settings.train_length
-        with Report(comparison.steps, quiet=not progress, bytes_of_step=size) as report:
+        with Report(comparison.steps, quiet=not progress) as report:
             for hint in hints(settings):
                 report.say(f"hint: {hint}")
             run_all(comparison, jobs or max(1, place.count), opened, imports, report)
@@ -244,19 +243,6 @@ def compare(
             whole = report_text(results.content, results.sections, pictures=True)
             new.write_text(whole, "utf-8", "backslashreplace")
     return results
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raise CommandError, which says how to go on, for an error of a disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in DISK_ERRORS and error.filename is not None:
-            raise CommandError(
-                f"{error.filename}: {error.strerror}; to continue, give the same command again"
-            ) from error
-        raise
 
 
 def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequ
     if title:
         print("\n".join(textwrap.wrap(title, room or len(title), break_long_words=False)))
     labels = [name for name, _ in rows]
-    texts = [[_cell(cell) for cell in cells] for _, cells in rows]
+    # A blank replaces a missing star, to align digits.
+    texts = [[x if x.endswith("*") else f"{x} " for x in cells] for _, cells in rows]
     widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
     width = max(map(cell_len, (heading, *labels)))
     parts = groups(min(width, _LEAST_LABEL), widths, room)
@@ -78,12 +79,3 @@ def markdown_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) ->
         marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
         lines.append(f"| `{name.replace('|', chr(92) + '|')}` | " + " | ".join(marked) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Return a cell that stdout can print; a blank replaces a missing star, to align digits."""
-    try:
-        "±".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        text = text.replace("±", "+-")
-    return text if text.endswith("*") else f"{text} "

@@ -236,12 +236,5 @@ class Attention(nn.Module):
         self.position_encoding.reset_parameters()
 
     def extra_repr(self) -> str:
-        return self._described(f"'{self.encoding}', head_dim={self.head_dim}")
-
-    def _described(self, first: str, *more: str) -> str:
-        """Return the arguments as text, without those that have their defaults."""
-        kv_heads = [f"kv_heads={self.kv_heads}"] * (self.kv_heads != self.heads)
-        rest = ["causal=False"] * (not self.causal) + [f"dropout={self.dropout:g}"] * (
-            self.dropout > 0
-        )
-        return ", ".join([first, f"heads={self.heads}", *kv_heads, *more, *rest])
+        sizes = f"head_dim={self.head_dim}, heads={self.heads}, kv_heads={self.kv_heads}"
+        return f"'{self.encoding}', {sizes}, causal={self.causal}, dropout={self.dropout:g}"

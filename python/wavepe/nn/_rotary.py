@@ -157,15 +157,9 @@ class Rotary(nn.Module):
         self._set(None if named else self._theta, value)
 
     def extra_repr(self) -> str:
-        options = (
-            (f"scaling={self._scaling}", self._scaling),
-            ("interleaved=True", self.interleaved),
-            (f"fraction={self.fraction:g}", self.fraction != 1),
-            (f"trained_length={self.trained_length}", self.trained_length),
-            (f"precision={self.precision!r}", self.precision != "exact"),
-        )
-        texts = [text for text, shown in options if shown]
-        return ", ".join([f"{self.head_dim}, theta={write_value(self._theta)}", *texts])
+        names = ("scaling", "interleaved", "fraction", "trained_length", "precision")
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{self.head_dim}, theta={write_value(self._theta)}, {options}"
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
         """Set the base and the scaling; nothing changes if they are refused."""

@@ -119,6 +119,4 @@ class SelfAttention(Attention):
         super().reset_parameters()
 
     def extra_repr(self) -> str:
-        more = [f"head_dim={self.head_dim}"] * (self.head_dim * self.heads != self.dim)
-        text = self._described(f"{self.dim}", *more, f"encoding='{self.encoding}'")
-        return text + (f", window={self.window}" if self.window is not None else "")
+        return f"{self.dim}, {super().extra_repr()}, window={self.window}"

@@ -80,7 +80,7 @@ def relative_table(
     >>> table.first, table.head_size
     (0, 64)
     >>> ops.relative_table([[0.5, 0.0], [0.0, 1.0], [0.5, 0.5]], first=-1, beyond="edge")
-    RelativeTable(delta -1..1, head size 2, beyond='edge', no zones, 72 bytes)
+    RelativeTable(delta -1..1, head size 2, beyond='edge', no zones)
     """
     return RelativeTable(p, first, beyond)
 
@@ -279,16 +279,7 @@ class RelativeTable:
         parts += [f"head size {self.head_size}", f"beyond={self.beyond!r}"]
         ranks = [str(u.shape[1] or self.head_size) for _, u in self._zones]
         parts.append(f"zones of rank {'+'.join(ranks)}" if ranks else "no zones")
-        return f"RelativeTable({', '.join(parts)}, {self._bytes()} bytes)"
-
-    def _bytes(self) -> int:
-        held = self._p.nbytes + sum(c.nbytes + u.nbytes for c, u in self._zones)
-        for name in set(self._names.values()):
-            p, _, zones = getattr(self, name)
-            # A zone that keeps its rows is a view of p and must not count twice.
-            separate = [x for x in zones if x.untyped_storage().nbytes() == x.nbytes]
-            held += p.nbytes + sum(x.nbytes for x in separate)
-        return held
+        return f"RelativeTable({', '.join(parts)})"
 
 
 def _values(p: Tensor | ArrayLike) -> np.ndarray:
@@ -374,11 +365,15 @@ def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
     largest_rank = min(math.ceil(w * d / (w + d)), math.ceil(LARGEST_RANK * d)) - 1
     if largest_rank < 1:
         return None
-    if w > 32 * d:  # in a long table, a few rows may show that the rank is too high
-        fewest, _, _ = _rank_bounds(rows[:: w // (8 * d)], tolerance)
-        if fewest > largest_rank:
-            return None
-    fewest, enough, v = _rank_bounds(rows, tolerance)
+    # QR and not a Gram matrix, whose squares would lose values below 1e-8 of the largest.
+    r = np.linalg.qr(rows, mode="r")
+    _, sigma, vt = np.linalg.svd(r, full_matrices=False)
+    v = vt.T
+    # For i vectors, the largest error lies between the Frobenius norm of the remainder divided by
+    # sqrt(entries), and its spectral norm. The factors allow for the rounding of sigma.
+    remainder = np.sqrt(np.cumsum(sigma[::-1] ** 2)[::-1] / rows.size)
+    fewest = int((remainder > 1.001 * tolerance).sum())
+    enough = int((sigma > 0.999 * tolerance).sum())
 
     def fits(r: int) -> bool:
         basis = v[:, :r]
@@ -397,20 +392,3 @@ def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
         else:
             fewest = middle + 1
     return v[:, :enough]
-
-
-def _rank_bounds(rows: np.ndarray, tolerance: float) -> tuple[int, int, np.ndarray]:
-    """Return (fewest, enough, V), bounds for the rank that gives every entry up to `tolerance`.
-
-    V holds the right singular vectors of `rows` as columns. Fewer than `fewest` vectors cannot be
-    enough, and the first `enough` of them are. For i vectors, the largest error lies between the
-    Frobenius norm of the remainder divided by sqrt(entries), and its spectral norm.
-    """
-    # QR and not a Gram matrix, whose squares would lose values below 1e-8 of the largest.
-    r = np.linalg.qr(rows, mode="r")
-    _, sigma, vt = np.linalg.svd(r, full_matrices=False)
-    remainder = np.sqrt(np.cumsum(sigma[::-1] ** 2)[::-1] / rows.size)  # after the first i vectors
-    # Both sequences fall. The factors allow for the rounding of sigma.
-    fewest = int((remainder > 1.001 * tolerance).sum())
-    enough = int((sigma > 0.999 * tolerance).sum())
-    return fewest, enough, vt.T

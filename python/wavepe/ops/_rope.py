@@ -21,13 +21,7 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
-from ._torch_private import (
-    CAN_GO_BELOW_AUTOGRAD,
-    below_autograd,
-    holds,
-    transformed,
-    under_transforms,
-)
+from ._torch_private import below_autograd, holds, transformed, under_transforms
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
@@ -368,6 +362,5 @@ def _rope_in_place(x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> None:
         _ops.rope_.default(x, cos, sin, *flags)
 
 
-if CAN_GO_BELOW_AUTOGRAD:
-    library.impl("rope_", _rope_in_place, "Autograd")
-    library.impl("rope_", _rope_in_place, "ADInplaceOrView")  # inference mode calls this one
+library.impl("rope_", _rope_in_place, "Autograd")
+library.impl("rope_", _rope_in_place, "ADInplaceOrView")  # inference mode calls this one

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..arrays.wavelet import KINDS, check_kind, sampled_table
-from ..arrays.wavelet_pywt import LARGEST_LEVEL, samples_of
 from ..arrays.wavelet_registered import registered, table_gradients
 from ._common import (
     INTEGERS,
@@ -22,8 +21,6 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
-    has_float64,
-    in_new_thread,
     not_differentiable,
     reduce_angles,
     register_autograd,
@@ -74,9 +71,8 @@ def wavelet_table(
 
     Notes
     -----
-    Registered wavelets are computed by NumPy, and so are those of PyWavelets for tensors on the
-    CPU. On other devices the latter are gathered from samples of all levels, which the first call
-    brings there; a wrong level or shift gives a column of NaN, and no error.
+    Registered wavelets and those of PyWavelets are computed by NumPy, also for tensors on a device,
+    for which the call waits.
     """
     check_tensors(scale=scale, shift=shift)
     if not isinstance(kind, str):
@@ -191,33 +187,8 @@ def _sampled(
     offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> Tensor:
     _check_sampled(offsets, scale, shift, kind)
-    if not scale.is_cpu and registered(kind) is None and has_float64(scale.device):
-        return _gathered(offsets, scale, shift, kind, mirrored)
     arrays = run_check(_arrays, offsets, scale, shift, mirrored)
     return _like(scale, run_check(sampled_table, kind, *arrays))
-
-
-def _gathered(
-    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
-) -> Tensor:
-    """Return the table of a wavelet of PyWavelets, on the tensors' device, and wait for nothing."""
-    samples, starts = _all_samples(kind, scale.device)
-    index, wide_scale = _distance(offsets, shift, mirrored), scale.double()
-    known = (wide_scale >= 1) & (wide_scale <= LARGEST_LEVEL) & (wide_scale % 1 == 0)
-    level = torch.where(known, wide_scale, 1.0).long()
-    start = starts[level - 1]
-    inside = (index >= 0) & (index < starts[level] - start)
-    values = torch.where(inside, samples[torch.where(inside, index + start, 0.0).long()], 0.0)
-    return torch.where(known & (shift % 1 == 0), values, math.nan).to(scale.dtype)
-
-
-@functools.lru_cache(maxsize=2)  # a kind may have 100 MB
-def _all_samples(kind: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the samples of all levels in one row, and where each level begins."""
-    levels = [samples_of(kind, level) for level in range(1, LARGEST_LEVEL + 1)]
-    arrays = np.concatenate(levels), np.cumsum([0, *map(len, levels)])
-    samples, starts = in_new_thread(lambda: [torch.from_numpy(x).to(device) for x in arrays])
-    return samples, starts
 
 
 @_sampled.register_fake

@@ -104,7 +104,11 @@ def train(
     tell("skip", state.step)
     if state.step:
         tell("note", f"{plan.name}: resumes at step {state.step}")
-    _note_changes(state, tell, device)
+    for used, now in ((state.variants, wavepe.variant()), (state.devices, device.label)):
+        if now not in used:
+            before = " and ".join(used)
+            tell("note", f"{plan.name}: began on {before}, continues on {now}: figures may differ")
+            used.append(now)
     model.train()
     if device.compiles:
         model.compile()
@@ -129,19 +133,6 @@ def train(
             if stopped:
                 raise Stopped
     return state
-
-
-def _note_changes(state: State, tell: Tell, device: Device) -> None:
-    """Report and record if a training continues with another variant or on another device."""
-    for used, now, what, extent in (
-        (state.variants, wavepe.variant(), "with variant ", " in their last digits"),
-        (state.devices, device.label, "on ", ""),
-    ):
-        if now not in used:
-            before, after = what + " and ".join(used), what.replace("variant ", "") + now
-            change = f"began {before}, continues {after}: figures may differ{extent}"
-            tell("note", f"{state.spec}: {change}")
-            used.append(now)
 
 
 def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torch.Tensor:

@@ -23,7 +23,6 @@ from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
 from ..common.files import locked, writing
-from ..common.labels import suggestion
 from ..common.runtime import command_for
 from ..hf.folder import note_perplexities
 from ..hf.learned import MODULE_NAME
@@ -113,26 +112,23 @@ def _trainer(
     return trainer
 
 
-# Names that users may know from TrainingArguments, and the argument of `adapt` that replaces each.
-_NAMES = {
-    "batch": "batch_size", "per_device_train_batch_size": "batch_size", "lr": "learning_rate",
-    "max_steps": "tokens", "num_train_epochs": "tokens", "output_dir": "folder",
-    "resume_from_checkpoint": "folder",
-}  # fmt: skip
-_UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
+# How arguments of TrainingArguments begin that `adapt` sets, or would not read.
+_OURS = (
+    "adam_", "lr_scheduler", "max_steps", "num_train_epochs", "optim", "output_dir",
+    "per_device_train_batch_size", "resume_from_checkpoint", "warmup", "weight_decay",
+)  # fmt: skip
 
 
 def check_training(training: Iterable[str]) -> None:
-    """Raise TypeError for a name that TrainingArguments does not have, or `adapt` replaces."""
+    """Raise TypeError for an argument of TrainingArguments that `adapt` replaces."""
     if importlib.util.find_spec("accelerate") is None:
         raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf"))
-    known = transformers.TrainingArguments.__dataclass_fields__.keys() - _NAMES.keys()
     for name in training:
-        if name.startswith(_UNREAD):
-            raise TypeError(f"adapt has its own optimizer and schedule, got the argument {name!r}")
-        if name not in known:
-            names = sorted(known.union(_NAMES.values()))
-            raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
+        if name.startswith(_OURS):
+            raise TypeError(
+                f"adapt has its own optimizer and schedule, and takes tokens, batch_size and "
+                f"folder; got the argument {name!r}"
+            )
 
 
 def training_arguments(training: Mapping[str, Any], **ours: Any) -> Any:

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import wavepe
-
 from ...arrays.relative_bias import rows_at
-from ...arrays.rope_frequencies import DEFAULT_THETA
-from ...common import checks
-from ...encodings import Encoding, RoPE, Wavelet
-from .._bands import predicted_band
+from ...encodings import Encoding, Wavelet
 from . import drawing
 from .drawing import Path, Specs
 
@@ -169,30 +164,6 @@ def table(
     return {"encoding": str(relative), "p": rows, "squares": squares}
 
 
-def absolute(
-    path: Path, *, encodings: Specs = ("sinusoidal", "binary", "normalised"), dim: int = 16,
-    length: int = 256,
-) -> dict[str, Any]:  # fmt: skip
-    """Draw the vectors of absolute encodings, position by position.
-
-    Each encoding gets a panel: positions, at most 4096, from top to bottom, and dimensions from
-    left to right.
-
-    The numbers: "panels", a list of dicts with "encoding" (str) and "values", an array (length,
-    dim).
-    """
-    adding = drawing.encodings_of("absolute", encodings)
-    positions, dim = np.arange(drawing.size("length", length, 2, 4096)), drawing.size("dim", dim, 1)
-    panels = [{"encoding": str(e), "values": e.absolute(positions, dim)} for e in adding]
-    figure, row = drawing.panel_row(panels, 4.4, "dimension", "position (tokens)")
-    for axes, panel in zip(row, panels, strict=True):
-        values = panel["values"]
-        image = axes.imshow(values, aspect="auto", **drawing.clear_at_zero(values))
-        figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
-    figure.savefig(path)
-    return {"panels": panels}
-
-
 def bias(
     path: Path, *, encodings: Specs = ("alibi", "kerple", "sandwich"), heads: int = 8,
     length: int = 256,
@@ -215,110 +186,17 @@ def bias(
         if "bias" in encoding.terms:
             values = values + rows_at(distance, *encoding.bias(len(distance), heads), axis=-1)
         panels.append({"encoding": str(encoding), "bias": values})
-    figure, row = drawing.panel_row(panels, 3.6, "distance", "added to the score")
+    figure = drawing.new_figure(max(drawing.WIDTH, 2.2 * len(panels)), 3.6)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
     listed = drawing.ticks(heads, 8)
     names = [f"{head + 1}" if head in listed else "_" for head in range(heads)]
     for axes, panel in zip(row, panels, strict=True):
         axes.set_prop_cycle(color=drawing.shades(heads))
         axes.plot(panel["bias"].T, linewidth=1.4, label=names)
         axes.grid(True, **drawing.GRID)
-        axes.set_xlim(0, distance[-1])
+        axes.set(xlim=(0, distance[-1]), xlabel="distance")
+        drawing.title(axes, drawing.folded(panel["encoding"], 30))
+    row[0].set_ylabel("added to the score")
     drawing.legend_beside(row[-1:], "head")
     figure.savefig(path)
     return {"distance": distance, "panels": panels}
-
-
-def decay(
-    path: Path, *, encodings: Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
-    dim: int = 128, length: int = 1024,
-) -> dict[str, Any]:  # fmt: skip
-    """Draw how the dot product of two positions falls with their distance.
-
-    For `sinusoidal`, it is the dot product of the vectors of positions 0 and distance. For `rope`,
-    it is the dot product of a query and a key of ones that are rotated to these positions: the mean
-    over the pairs of cos(distance * frequency). Both are divided by their value at distance 0.
-    `length` is also the trained length of ropes that need it.
-
-    The numbers: "distance", an int array (length,), and "lines", a list of dicts with "encoding"
-    (str) and "product", an array (length,).
-    """
-    waves = drawing.encodings_of("decay", encodings)
-    length, dim = drawing.size("length", length, 2), drawing.size("dim", dim, 2)
-    distance = np.arange(length)
-    figure = drawing.new_figure(drawing.WIDTH, 4.8)
-    axes, lines = figure.subplots(), []
-    for colour, encoding in zip(drawing.shades(len(waves)), waves, strict=True):
-        look: dict[str, Any] = {"linewidth": 1.1}
-        if encoding.adds:
-            vectors = encoding.absolute(distance, dim, length=length)
-            # It covers the rope of its base. Drawn as a wide band, both are visible.
-            look = {"linewidth": 5, "alpha": 0.5}
-        else:
-            cos_sin = encoding.rope_table(distance, dim, length=length, trained_length=length)
-            vectors = wavepe.rope(np.ones((length, dim)), *cos_sin)
-        product = vectors @ vectors[0]
-        lines.append({"encoding": str(encoding), "product": product / product[0]})
-        name = drawing.folded(str(encoding), 100)
-        axes.plot(distance[1:], lines[-1]["product"][1:], color=colour, label=name, **look)
-    axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(1, max(length - 1, 2))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="distance (tokens)", ylabel="dot product / that at distance 0")
-    drawing.legend_below(figure, axes)
-    figure.savefig(path)
-    return {"distance": distance, "lines": lines}
-
-
-def wavelengths(
-    path: Path, *, encodings: Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
-    dim: int = 128, length: int = 4096,
-) -> dict[str, Any]:  # fmt: skip
-    """Draw the wavelength of each pair of RoPE against the trained length.
-
-    The wavelength of a pair is the number of tokens in which it turns once. A pair with a
-    wavelength above the trained length never completes a turn in training. For encodings with a
-    plain base, a star marks the predicted band, the pair at which keys should be largest (see
-    `wavepe.analysis.predicted_band`). `length` is the trained length, of any size; the sequence has
-    the same length.
-
-    The numbers: "trained_length" (int) and "lines", a list of dicts with "encoding" (str),
-    "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
-    "predicted_band" (float, or None if theory predicts none).
-    """
-    rotating = drawing.encodings_of("wavelengths", encodings)
-    length, dim = checks.integer("length", length, 1), drawing.size("dim", dim, 2)
-    figure = drawing.new_figure(drawing.WIDTH, 5.2)
-    axes, lines = figure.subplots(), []
-    for colour, encoding in zip(drawing.shades(len(rotating)), rotating, strict=True):
-        frequencies, _ = encoding.rotary.frequencies(dim, length=length, trained_length=length)
-        with np.errstate(divide="ignore"):
-            wavelength = 2 * np.pi / frequencies
-        rope, band = encoding.rotary, None
-        theta = DEFAULT_THETA if rope.theta is None else rope.theta
-        plain = type(rope) is RoPE and set(rope.options()) <= {"theta", "interleaved"}
-        if plain and theta > 1:
-            band = predicted_band(dim, theta, length)
-        lines.append({"encoding": str(encoding), "wavelength": wavelength, "predicted_band": band})
-        name = drawing.folded(str(encoding), 90)
-        name += "" if band is None else f" (star: predicted band, {band:.1f})"
-        axes.plot(wavelength, label=name, color=colour, marker="o", markersize=3, linewidth=1)
-        if band is not None and 0 <= band <= dim // 2 - 1:
-            height = np.exp(np.interp(band, np.arange(dim // 2), np.log(wavelength)))
-            axes.plot(
-                [band], [height], "*", color=colour, markersize=17, markeredgecolor="0.5", zorder=5
-            )
-    finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
-    low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
-    axes.axhspan(length, high, zorder=0, **drawing.SHADE)
-    axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
-    axes.annotate(
-        f"no whole turn within {length} tokens",
-        (0.01, length), xycoords=("axes fraction", "data"), xytext=(0, 4),
-        textcoords="offset points", fontsize="small",
-    )  # fmt: skip
-    axes.set(xlabel="pair of the head, fastest first", ylabel="wavelength (tokens)",
-             yscale="log", ylim=(low, high))  # fmt: skip
-    drawing.legend_below(figure, axes)
-    figure.savefig(path)
-    return {"trained_length": length, "lines": lines}

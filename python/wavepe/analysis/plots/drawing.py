@@ -19,7 +19,7 @@ import wavepe
 from ...common import checks
 from ...common.errors import need_matplotlib
 from ...common.labels import fold
-from ...encodings import Encoding, RoPE, Sinusoidal, Wavelet
+from ...encodings import Encoding, Wavelet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,10 +39,7 @@ LINES = ("-", "--", ":", "-.")
 SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "wavelets": ("wavelets", lambda e: isinstance(e, Wavelet)),
     "table": ("a relative encoding", lambda e: "table" in e.terms),
-    "absolute": ("an absolute encoding", lambda e: e.adds),
     "bias": ("an encoding with slopes or biases", lambda e: {"slopes", "bias"} & {*e.terms}),
-    "decay": ("rope or sinusoidal", lambda e: isinstance(e, (RoPE, Sinusoidal))),
-    "wavelengths": ("rope", lambda e: e.rotates),
 }
 _MOST = {"dim": 1024, "length": 1 << 16, "heads": 32}  # that a picture can show
 # An encoding has the same colour and the same first marker in every picture.
@@ -90,19 +87,6 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def panel_row(
-    panels: Sequence[dict[str, Any]], height: float, xlabel: str, ylabel: str
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with the axes of each panel side by side, below the panel's "encoding"."""
-    figure = new_figure(max(WIDTH, 2.2 * len(panels)), height)
-    row = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    for axes, panel in zip(row, panels, strict=True):
-        axes.set_xlabel(xlabel)
-        title(axes, folded(panel["encoding"], 30))
-    row[0].set_ylabel(ylabel)
-    return figure, row
-
-
 def clear_at_zero(values: np.ndarray) -> dict[str, Any]:
     """Return arguments of imshow: colours by the sign and size of the values; 0 is transparent."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -139,14 +123,6 @@ def folded_title(text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"title must be a string, got {text!r}")
     return "\n".join(line for part in text.splitlines() for line in fold(part, 64))
-
-
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Add a grid, and the names of the lines below: the picture has room for long specs there."""
-    axes.grid(True, **GRID)
-    columns = 2 if max(map(len, axes.get_legend_handles_labels()[1])) < 32 else 1
-    for text in figure.legend(loc="outside lower center", frameon=False, ncols=columns).get_texts():
-        text.set_parse_math(False)  # a $ in a name does not begin a formula
 
 
 def legend_beside(panels: Sequence[Axes], heading: str) -> None:

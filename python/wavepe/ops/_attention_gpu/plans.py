@@ -22,6 +22,7 @@ from .._torch_private import DispatchMode
 from . import call, decode, launches
 
 MOST = 256  # then all plans are dropped: lengths that change at each step would fill the memory
+RECORDS = True  # False: each call is worked out anew, as benchmarks compare
 _OPTIONS = frozenset((int, float, bool, str, type(None)))
 _plans: dict[Any, Callable[[list[Any]], tuple[Any, ...]]] = {}
 
@@ -86,7 +87,7 @@ def _first(
         "wavepe.ops.attention, which uses PyTorch's operators then",
     )
     # Constants made while a graph is captured would belong to the graph.
-    if DispatchMode is None or (checked.q.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not RECORDS or (checked.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return getattr(call, role)(*arguments)
     # Aliases, because one tensor may be given twice, and two the next time.
     inputs = [x.detach() if isinstance(x, Tensor) else _Number(x) for x in inputs]
@@ -109,7 +110,7 @@ def _first(
     return results
 
 
-class _Tape(DispatchMode or object):  # type: ignore[misc]
+class _Tape(DispatchMode):
     """Writes down steps: a function and keys of its arguments and result, below 0 if constant."""
 
     def __init__(self, inputs: list[Any]) -> None:
