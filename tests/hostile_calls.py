@@ -157,6 +157,10 @@ wavepe.rope(N(2, 3, 8), N(3, 4), N(3, 4), interleaved=True, inverse=False)
 wavepe.rope(O(0, 2, 3, 8), N(3, 4), O(3, 3, 4), out=O(1, 2, 3, 8))
 wavepe.rope_frequencies(8, 100.0, scaling=SCALING, length=32, max_length=16)
 wavepe.rope_frequencies(8, scaling=SCALING, length=32)
+wavepe.rope_report({'head_dim': 8, 'rope_theta': 100.0}, length=9, layer_type='')
+wavepe.rope_report({'head_dim': 8, 'rope_parameters': SCALING}, length=32)
+wavepe.rope_report({'head_dim': 8, 'rope_theta': 100.0}).check(cos=N(3, 4), sin=N(3, 4), \
+positions=np.arange(3), q=N(2, 3, 8), rotated=N(2, 3, 8), inv_freq=N(4), float32_angles=True)
 wavepe.rope_table(np.arange(3), N(4), attention_factor=2.0, precision='hf', dtype=np.float16)
 wavepe.rope_table(np.arange(6).reshape(3, 2), N(4), sections=[1, 3])
 wavepe.set_num_threads(2)
@@ -439,6 +443,8 @@ def allowed(name):
         return (ValueError, TypeError, RuntimeError)
     if name.startswith("encoding("):
         return (ValueError, TypeError, MemoryError, NotImplementedError)
+    if name == "wavepe.rope_report":
+        return (ValueError, TypeError, OSError)  # a file that is not there
     return (ValueError, TypeError, MemoryError)
 
 

@@ -20,6 +20,7 @@ from .arrays.wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavele
 from .arrays.wavelet_registered import register_wavelet
 from .common.runtime import __version__, build_info, use_variant, variant, variants
 from .encodings import encoding, register_encoding
+from .referee import rope_report
 
 # Imported on first use, because the rest of wavepe needs neither torch nor transformers.
 _TORCH = ("torch", "wavepe._torch")
@@ -59,6 +60,7 @@ __all__ = [
     "ricker",
     "rope",
     "rope_frequencies",
+    "rope_report",
     "rope_table",
     "set_num_threads",
     "sinusoidal",

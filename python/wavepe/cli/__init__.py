@@ -31,6 +31,7 @@ COMMANDS = {
     "convert": "convert a checkpoint folder to another position encoding",
     "adapt": "swap the position encoding of a trained model, and fine-tune it",
     "plot": "draw the encodings themselves, by distance, head or scale",
+    "rope": "show what turns how fast in a model, and check the rotation of an engine",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",
 }
@@ -44,6 +45,7 @@ _EXAMPLES = {
     "convert": "wavepe convert my-llama my-wavelet-llama wavelet+kerple",
     "adapt": "wavepe adapt my-llama my-wavelet-llama wavelet --data books/",
     "plot": "wavepe plot bias --encodings alibi kerple --png slopes.png",
+    "rope": "wavepe rope my-llama/config.json --check engine.npz",
     "bench": "wavepe bench rope --quick",
     "info": "wavepe info",
 }

@@ -29,6 +29,7 @@ from .families import supported_families
 from .learned import parameter_groups
 from .lengths import fix_length
 from .patching import encoding_of, patch, patch_llama, patched, unpatch, unpatch_llama
+from .rotary_check import check_rope
 from .theta import set_theta
 
 _attention.register()
@@ -48,7 +49,7 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
-    *_classes, "Adapted", "adapt", "convert", "encoding_of", "fix_length", "parameter_groups",
-    "patch", "patch_llama", "patched", "set_theta", "supported_families", "unpatch",
-    "unpatch_llama",
+    *_classes, "Adapted", "adapt", "check_rope", "convert", "encoding_of", "fix_length",
+    "parameter_groups", "patch", "patch_llama", "patched", "set_theta", "supported_families",
+    "unpatch", "unpatch_llama",
 ]  # fmt: skip

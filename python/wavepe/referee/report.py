@@ -1,0 +1,312 @@
+"""`rope_report`: what a configuration says about its rotation, and the check of an engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..arrays.rope_frequencies import DEFAULT_THETA, ORIGINAL, standard_parameters
+from ..common import checks
+from ..common.files import read_object
+from .check import NAMES, Verdict, check, checked_arrays
+from .engine import Engine
+
+# Model types of transformers that rotate the pairs (2i, 2i+1); all others rotate (i, i + h).
+INTERLEAVED = {
+    "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm",
+    "glm4", "gptj", "helium", "llama4_text",
+}  # fmt: skip
+_OLD_TYPES = {"su": "longrope", "mrope": "default"}
+# The keys of configurations and of GGUF by one of their names; the first that is given counts.
+_KEYS = {
+    "rope_parameters": ("rope_parameters", "rope_scaling"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+    "rotary_dim": ("rotary_dim", "rope.dimension_count"),
+    "head_dim": ("qk_rope_head_dim", "head_dim", "attention.key_length"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_length"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads", "attention.head_count"),
+    "trained_length": ("max_position_embeddings", "n_positions", "context_length"),
+    "rope_theta": ("rope_theta", "global_rope_theta", "rotary_emb_base", "rope.freq_base"),
+    "local_rope_theta": ("rope_local_base_freq", "local_rope_theta", "rope.freq_base_swa"),
+}
+# Without a base, one of these keys says that the model rotates.
+_SIGNS = {"qk_rope_head_dim", *(key for name in [*_KEYS][:3] for key in _KEYS[name])}
+# GGUF's types of values, by their numbers: struct's letters. 8 is a string, 9 an array.
+_SCALARS = dict(enumerate("BbHhI" + "if?")) | {10: "Q", 11: "q", 12: "d"}
+_SCALING = {
+    "type": "rope_type", "factor": "factor", "original_context_length": ORIGINAL,
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_factor": "attention_factor",
+}  # fmt: skip
+# Tensors of GGUF with a divisor for each pair; llama3's rule is kept as the first.
+_DIVISORS = {
+    "rope_freqs.weight": ("short_factor", "long_factor"),
+    "rope_factors_short.weight": ("short_factor",), "rope_factors_long.weight": ("long_factor",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class RopeReport:
+    """The rotation of a configuration. As text it says what turns how fast.
+
+    Attributes
+    ----------
+    inv_freq : array (pairs,), float64
+        Radians per position of each pair.
+    attention_factor : float
+        The factor on cosines and sines.
+    turns : array (pairs,), float64, or None
+        The turns of each pair in the trained length; None if that is not known.
+    engine : Engine
+        The head size, the parameters, the lengths, and the order of pairs (`interleaved`).
+    notes : tuple of str
+        Remarks: unknown keys, a missing base.
+    layer_type, others : str and dict
+        The type of the layers that rotate so, "" for all layers; and the engines of other types.
+    """
+
+    inv_freq: np.ndarray
+    attention_factor: float
+    turns: np.ndarray | None
+    engine: Engine
+    notes: tuple[str, ...]
+    layer_type: str
+    others: Mapping[str, Engine]
+
+    def check(
+        self,
+        *,
+        inv_freq: ArrayLike | None = None,
+        positions: ArrayLike | None = None,
+        cos: ArrayLike | None = None,
+        sin: ArrayLike | None = None,
+        q: ArrayLike | None = None,
+        rotated: ArrayLike | None = None,
+        float32_angles: bool = False,
+    ) -> Verdict:
+        """Say whether the arrays of an engine are those of this rotation; if not, name the mistake.
+
+        Parameters
+        ----------
+        inv_freq : array (..., pairs), optional
+            Radians per position.
+        positions : integer array (L,), or with the leading axes of cos or q; optional
+            The default is 0, 1, 2, ...
+        cos, sin : arrays (..., L, pairs) or (..., L, 2 pairs), optional
+            The tables of the engine, with its attention factor.
+        q, rotated : arrays (..., L, head size), optional
+            Queries or keys before and after the rotation.
+        float32_angles : bool
+            Accept angles that were computed in float32, as those of transformers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an array is missing, empty, not finite, or of a wrong type or shape, or if the arrays
+            cannot show a rotation (each position is 0).
+        """
+        float32 = checks.flag("float32_angles", float32_angles)
+        values = (inv_freq, cos, sin, q, rotated, positions)
+        arrays = checked_arrays(self.engine, dict(zip(NAMES, values, strict=True)), float32)
+        return check(self.engine, self.others, arrays)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        of_engine = ("dim", "parameters", "max_length", "length", "interleaved")
+        written = {key: getattr(self.engine, key) for key in of_engine}
+        for key in ("layer_type", "attention_factor", "inv_freq", "turns", "notes"):
+            written[key] = getattr(self, key)
+        return json.dumps(written, indent=2, default=np.ndarray.tolist)
+
+    def __str__(self) -> str:
+        engine, parameters, pairs = self.engine, self.engine.parameters, self.inv_freq.size
+        plain = engine.having(rope_type="default")
+        if parameters["rope_type"] == "proportional":
+            plain = plain.having(partial_rotary_factor=None)
+        with np.errstate(divide="ignore"):
+            divisors, tokens = plain.frequencies[0] / self.inv_freq, 2 * np.pi / self.inv_freq
+        same = [np.isclose(divisors, x, 1e-9) for x in (1, parameters.get("factor", 1))]
+        ends = np.flatnonzero(np.diff(same[0] + 2 * same[1]))  # where the rule changes
+        rows = np.unique([*np.linspace(0, pairs - 1, 9).astype(int), *ends, *(ends + 1)])
+        columns = {"pair": rows, "divided by": divisors[rows], "tokens per turn": tokens[rows]}
+        for length in filter(None, (engine.max_length, engine.length)):
+            columns[f"turns in {length}"] = length / tokens[rows]
+        layout = {None: "", True: " (2i, 2i+1)", False: f" (i, i+{pairs})"}[engine.interleaved]
+        types = f"layers {self.layer_type} (others: {', '.join(self.others)})"
+        return "\n".join([
+            *[types] * bool(self.others),
+            ", ".join(f"{key} {x}" for key, x in parameters.items() if np.ndim(x) == 0),
+            f"head size {engine.dim}, {pairs} pairs{layout}",
+            f"attention factor {self.attention_factor:.6g}",
+            *self.notes,
+            "  ".join(f"{x:>15}" for x in columns),
+            *("  ".join(f"{x:>15.5g}" for x in row) for row in zip(*columns.values(), strict=True)),
+        ])  # fmt: skip
+
+
+def rope_report(
+    config: Mapping[str, Any] | str | os.PathLike,
+    *,
+    length: int | None = None,
+    layer_type: str | None = None,
+) -> RopeReport:
+    """Report the rotation that a configuration asks for, to read it or to check an engine by it.
+
+    Parameters
+    ----------
+    config : dict or path
+        A configuration of transformers (a dict, a config.json or its folder), or a GGUF file.
+    length : int, optional
+        The length of the sequence, for the types dynamic and longrope and for the count of turns.
+    layer_type : str, optional
+        The type of the layers, where the types rotate differently. The default is
+        "full_attention", or the first type.
+
+    Raises
+    ------
+    OSError, TypeError, ValueError
+        If the file cannot be read, a value is wrong, a key is missing, or the model has no RoPE.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> report = wavepe.rope_report({"head_dim": 8, "rope_theta": 1e6})
+    >>> cos, sin = wavepe.rope_table(range(1, 100), report.inv_freq)  # an engine counts from 1
+    >>> report.check(cos=cos, sin=sin).mistakes
+    ('positions off by one (too large)',)
+    """
+    length = None if length is None else checks.integer("length", length, 1)
+    read = _read(config)
+    read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
+    encoding = read.get("position_embedding_type") or ("alibi" if read.get("alibi") else "rope")
+    if encoding not in ("rope", "rotary"):
+        raise ValueError(f"a report needs a model with RoPE, and this one has {encoding!r}")
+    for name, keys in _KEYS.items():
+        if values := [read[key] for key in keys if read.get(key) is not None]:
+            read[name] = values[0]
+    types = {kind: _engine(read, kind, rope, length) for kind, rope in _rules(read).items()}
+    default = "full_attention" if "full_attention" in types else next(iter(types))
+    kind = checks.choice("layer_type", default if layer_type is None else layer_type, types)
+    engine, notes = types.pop(kind)
+    inv_freq, factor = engine.frequencies
+    if not inv_freq.any():
+        raise ValueError(f"a rotation needs a pair that turns, got {engine.parameters}")
+    turns = None if engine.max_length is None else inv_freq * engine.max_length / (2 * np.pi)
+    others = {key: x[0] for key, x in types.items()}
+    return RopeReport(inv_freq.copy(), factor, turns, engine, tuple(notes), kind, others)
+
+
+def _read(config: Any) -> dict[str, Any]:
+    """Return a configuration; that of a GGUF file has GGUF's keys without the architecture."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    path = Path(config)
+    if path.is_dir():
+        return read_object(path, "config.json")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            return read_object(path.parent, path.name)
+        try:
+            return _read_gguf(file)
+        except (ArithmeticError, LookupError, MemoryError, OSError, RecursionError, struct.error,
+                TypeError, ValueError) as error:  # fmt: skip
+            raise ValueError(f"{path} is not a whole GGUF file of a model: {error}") from error
+
+
+def _read_gguf(file: BinaryIO) -> dict[str, Any]:
+    """Read a GGUF file after its first word: metadata, tensors' names and places, divisors."""
+
+    def take(form: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
+
+    def value(kind: int) -> Any:
+        if kind == 8:
+            return take(f"{take('Q')[0]}s")[0].decode("utf-8", "replace")
+        if kind == 9:
+            kind, count = take("IQ")
+            return [value(kind) for _ in range(count)]
+        return take(_SCALARS[kind])[0]
+
+    version, tensors, pairs = take("IQQ")
+    if version not in (2, 3):
+        raise ValueError(f"it needs the version 2 or 3, little-endian; got {version}")
+    keys = {value(8): value(*take("I")) for _ in range(pairs)}
+    places = [(value(8), take(f"{take('I')[0]}Q"), *take("IQ")) for _ in range(tensors)]
+    model_type = keys.get("general.architecture", "")
+    config = {key.removeprefix(f"{model_type}."): x for key, x in keys.items()}
+    rope = {new: config.get(f"rope.scaling.{key}") for key, new in _SCALING.items()}
+    rope = {key: x for key, x in rope.items() if x not in (None, "none")}
+    if rope.get("rope_type") != "longrope":
+        rope.pop("attention_factor", None)  # for yarn it is a factor on the attention factor
+    step = keys.get("general.alignment", 32)
+    start = -(-file.tell() // step) * step
+    for name, sizes, kind, offset in places:
+        if name in _DIVISORS:
+            if kind != 0:
+                raise ValueError(f"{name} must hold float32, got the GGUF type {kind}")
+            file.seek(start + offset)
+            rope |= dict.fromkeys(_DIVISORS[name], take(f"{sizes[0]}f"))
+        if name == "rope_freqs.weight":
+            rope |= {"rope_type": "longrope", "attention_factor": 1.0}
+    config |= {"rope_scaling": rope} if rope else {}
+    return {**config, "model_type": model_type, "gguf": True}
+
+
+def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rope parameters of each layer type; of all layers under the name ""."""
+    rope, local = config.get("rope_parameters") or {}, config.get("local_rope_theta")
+    if not isinstance(rope, Mapping):
+        raise TypeError(f"rope_parameters must be a dict, got {rope!r}")
+    by_type = {kind: x for kind, x in rope.items() if isinstance(x, Mapping)}
+    if not by_type and local:  # Gemma 3 and ModernBERT, before transformers 5
+        by_type = {"full_attention": rope, "sliding_attention": {"rope_theta": local}}
+    if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
+        by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
+    original = None if by_type else config.get(ORIGINAL)  # Phi-3: it goes before rope's
+    outer = {} if original is None else {ORIGINAL: original}
+    rest = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    return {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
+
+
+def _engine(
+    config: Mapping[str, Any], layer_type: str, rope: dict[str, Any], length: int | None
+) -> tuple[Engine, list[str]]:
+    """Return the right engine of a layer type, and remarks for people."""
+    keys = f"got the keys {', '.join(map(str, config)) or '(none)'}"
+    head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4
+    head, sizes = (
+        head or config.get("head_dim"),
+        [config.get(x) for x in ("hidden_size", "num_heads")],
+    )
+    if head is None and None in sizes:
+        raise ValueError(f"a report needs head_dim, or hidden_size and num_attention_heads; {keys}")
+    if head is None:
+        head = checks.integer("hidden_size", sizes[0]) // checks.integer("heads", sizes[1], 1)
+    head, max_length = checks.integer("head_dim", head, 1), config.get("trained_length")
+    if config.get("rotary_dim") is not None:
+        size = checks.integer("rotary_dim", config["rotary_dim"])
+        part = size / head if int(size / head * head) == size else math.nextafter(size / head, 1)
+        rope["partial_rotary_factor"] = part  # so that it gives the size again
+    kind: Any = (
+        rope.get("rope_type") or rope.get("type") or ("linear" if rope.get("factor") else None)
+    )
+    rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind)}
+    parameters, notes = standard_parameters(rope, max_length)
+    if "rope_theta" not in parameters:
+        if _SIGNS.isdisjoint(config):
+            raise ValueError(f"a report needs rope_theta, the base of RoPE; {keys}")
+        parameters["rope_theta"] = DEFAULT_THETA
+        notes.append("the configuration gives no base: 10000 is taken")
+    pairs = config.get("model_type") in INTERLEAVED or bool(config.get("rope_interleave"))
+    order = None if "gguf" in config else pairs  # GGUF does not say it
+    engine = Engine(head, parameters, max_length, length, order)
+    engine.frequencies  # noqa: B018 - it raises for what is wrong
+    return engine, notes
