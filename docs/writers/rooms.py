@@ -69,9 +69,10 @@ def room_of(module: str) -> str:
     return words[1] if words[0] == PACKAGE and len(words) > 1 else words[0]
 
 
-# The public name wavepe.hf.adapt is looked up in a room above at its first use, and `import
-# wavepe.hf` lets a room above register with transformers.
-FORWARDED = {("wavepe.hf", "wavepe.training.adapting"), ("wavepe.hf", "wavepe.serving")}
+# The public names wavepe.hf.adapt and check_rope are looked up in rooms above at their first use,
+# and `import wavepe.hf` lets a room above register with transformers.
+ABOVE_HF = ("wavepe.training.adapting", "wavepe.analysis.rope_check", "wavepe.serving")
+FORWARDED = {("wavepe.hf", module) for module in ABOVE_HF}
 
 
 def imports(modules: Mapping[str, Source]) -> list[Import]:

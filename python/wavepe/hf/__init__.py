@@ -29,7 +29,6 @@ from .families import supported_families
 from .learned import parameter_groups
 from .lengths import fix_length
 from .patching import encoding_of, patch, patch_llama, patched, unpatch, unpatch_llama
-from .rotary_check import check_rope
 from .theta import set_theta
 
 _attention.register()
@@ -39,12 +38,15 @@ WavePELlamaConfig: _Any  # for type checkers
 WavePELlamaForCausalLM: _Any
 adapt: _Any
 Adapted: _Any
+check_rope: _Any
 _importlib.import_module("wavepe.serving")  # a room above this one: it completes the above
 
 
 def __getattr__(name: str) -> _Any:
     if name in ("adapt", "Adapted"):  # at first use: the room of training imports this one
         return getattr(_importlib.import_module("wavepe.training.adapting"), name)
+    if name == "check_rope":  # and so does that of analysis
+        return _importlib.import_module("wavepe.analysis.rope_check").check_rope
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -19,7 +19,7 @@ from .pairs import Layout
 from .passes import PASS, Args, Kwargs, Pass
 from .replaced_code import replaced
 from .rotary import CosSin, Rotary
-from .rotary_check import check_config, check_parameters
+from .rotary_check import check_config, check_rope
 from .sequences import measures_tokens
 
 # The argument is the number of queries; transformers 5.0 takes their places instead.
@@ -121,7 +121,7 @@ def before_attention(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwa
         pass_.offset = _offset(module, pass_, hidden.shape[1])
     if layer.rotary is not None:
         check_config(module.config, module._wavepe.spec)
-        check_parameters(module, module.config, module.layer_idx)
+        check_rope(module, module.config, module.layer_idx)
         if layer.rotary.training != module.training:  # no child: module.train() does not reach it
             layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, pass_.counted_positions())

@@ -8,78 +8,18 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ..referee import Verdict, rope_report
-from ..referee.check import joined
-from ..referee.engine import probes
 from . import families, rope_config
 from .families import ATTENTION, TYPE_PREFIX
 from .layers import LayerEncodings, StoredSpec, spec_text
 
 LIVE = "_wavepe_live"  # attribute of the configuration of a live model: a `Link`
 NOT_COMPARED = {"attention_dropout", "layer_idx", "training"}  # attributes of a layer
-
-
-def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verdict:
-    """Run a stock model once, and check the cosines and sines that each of its layers gets.
-
-    Angles that were computed in float32 count as right, because transformers computes them so.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A model of a supported family. ValueError if it is patched, or has no RoPE.
-    positions : iterable of int, optional
-        The positions of the tokens. The default is 0, powers of two, and the last trained one.
-
-    Returns
-    -------
-    Verdict
-        True if all layers that rotate agree. Its text has a line for each kind of layers.
-
-    Examples
-    --------
-    >>> import wavepe.hf
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
-    >>> model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=2, **sizes))
-    >>> wavepe.hf.check_rope(model.bfloat16()).mistakes
-    ('bfloat16 frequencies',)
-    """
-    base = families.decoder(model)
-    config, layers, verdicts = base.config, families.attentions(base), {}
-    slots = [families.slot(config, layer, index) for index, layer in enumerate(layers)]
-    if not any(slots) or any(hasattr(layer, "wavepe") for layer in layers):
-        raise ValueError("check_rope needs a stock model with RoPE: call wavepe.hf.unpatch first")
-    at = probes(config.max_position_embeddings) if positions is None else np.array([*positions])
-
-    def check(layer: Any, args: Any, kwargs: Any) -> None:
-        index = layers.index(layer)
-        if (slot := slots[index]) is None:
-            return
-        rope = {"head_dim": families.sizes(base)[index].head_dim, "layer_rope_theta": ()}
-        if slot.layer_type is None:
-            rope["rope_parameters"] = rope_config.parameters(config, slot)
-        settings, length = {**config.to_dict(), **rope}, int(at.max()) + 1
-        report = rope_report(settings, length=length, layer_type=slot.layer_type)
-        tables = map(families.of(config).layout.narrow, kwargs["position_embeddings"])
-        cos, sin = (x[0].double().cpu().numpy() for x in tables)
-        verdicts[index] = report.check(positions=at, cos=cos, sin=sin, float32_angles=True)
-
-    tokens = torch.from_numpy(at).to(base.device)[None]
-    with ExitStack() as hooks, torch.no_grad():
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(check, with_kwargs=True))
-        base(torch.zeros_like(tokens), position_ids=tokens, use_cache=False)
-    return joined(verdicts)
 
 
 def rebuild(module: Any, config: Any) -> Any:
@@ -168,7 +108,7 @@ def check_layers(base: Any, config: Any, attention: Any) -> None:
                 )
 
 
-def check_parameters(layer: Any, config: Any, index: int) -> None:
+def check_rope(layer: Any, config: Any, index: int) -> None:
     """Raise ValueError if the rope parameters of a patched layer are no longer what it uses."""
     slot, before = families.slot(config, layer, index), layer.wavepe.rope
     now: Any = None if slot is None else rope_config.parameters(config, slot) if before else {}
@@ -233,7 +173,7 @@ class LiveCheck:
         config = self.base.config
         check_config(config, self.spec)
         for index, layer in enumerate(families.attentions(self.base)[: config.num_hidden_layers]):
-            check_parameters(layer, config, index)
+            check_rope(layer, config, index)
         check_layers(self.base, loaded or config, self.attention)
 
     def before_saving(self, config: Any) -> None:
