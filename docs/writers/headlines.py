@@ -84,7 +84,7 @@ def bench_headline(root: Path) -> str:
     others = " and ".join(f"{ratio:.2f} times as fast as {name}" for ratio, name in ratios)
     path, results = files[SHOWN]
     source = f"[{_where(results)}](benchmarks/results/{path.name})"
-    return f"`{SHOWN}` ({shown['size']}, {shown['dtype']}) is {others} ({source})."
+    return f"`{SHOWN}` ({shown['size']}, {shown['dtype']}) is {others}, on {source}."
 
 
 def _headline_table(rows: Sequence[dict]) -> str:
