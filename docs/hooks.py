@@ -69,6 +69,10 @@ TARGET = re.compile(
     re.S,
 )
 TAG = re.compile(r"<([A-Za-z_]\w*)>")
+FETCHED = re.compile(  # what a browser loads with a page
+    r'<(?:script|img|iframe)\b[^>]*?\ssrc="((?:https?:)?//[^"]*)'
+    r'|<link\b(?=[^>]*rel="(?:stylesheet|icon|preconnect|preload)")[^>]*?\shref="((?:https?:)?//[^"]*)'
+)
 HTML = re.compile(
     "a|article|b|br|code|details|div|em|h[1-6]|hr|img|li|ol|p|pre|small|span|strong|summary|"
     "table|tbody|td|th|thead|tr|ul"
@@ -141,6 +145,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     html = PICTURE.sub(r'<a href="\1">\g<0></a>', html)  # on a phone a picture is small
     html = INLINE.sub(_options, CELL.sub(_cell, html))
     return FORMULA.sub(lambda match: _formula(match, place), html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that would fetch something from the network."""
+    for match in FETCHED.finditer(output):
+        log.warning(f"{page.file.src_uri} fetches {match[1] or match[2]}")
+    return output
 
 
 def _cell(match: re.Match) -> str:

@@ -6,6 +6,8 @@ That every Python example of every page runs is test_readme.py's part; `make doc
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,6 +251,39 @@ def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
     config = SimpleNamespace(repo_url=None)
     text = "# Title\n\n`make docs` fills it in. <!-- repository -->\n\nText."
     assert hooks.on_page_markdown(text, page, config, None) == "# Title\n\nText."
+
+
+def test_a_page_fetches_nothing_from_the_network(hooks, caplog):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+    own = (
+        '<script src="a.js"></script> <a href="https://a.org">a</a> <link rel="icon" href="i.png">'
+    )
+    assert hooks.on_post_page(own, page, None) == own
+    assert not caplog.text
+    hooks.on_post_page('<script defer src="https://a.org/b"> <img src="//a.org/c.png">', page, None)
+    hooks.on_post_page('<link rel="stylesheet" href="https://a.org/d.css">', page, None)
+    assert re.findall(r"page.md fetches (\S+)", caplog.text) == [
+        "https://a.org/b", "//a.org/c.png", "https://a.org/d.css",
+    ]  # fmt: skip
+
+
+BROWSERS = [*filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chrome")))]
+
+
+@pytest.mark.skipif(not BROWSERS, reason="needs Chromium")
+def test_a_worker_answers_in_a_page_from_a_folder(tmp_path):
+    shutil.copy(ROOT / "docs/iframe-worker.js", tmp_path)
+    script = 'addEventListener("message", (event) => postMessage(event.data + " answered"))'
+    (tmp_path / "worker.js").write_text(script)
+    page = tmp_path / "page.html"
+    page.write_text("""<body><script src="iframe-worker.js"></script><script>
+        const worker = new Worker("worker.js");
+        worker.addEventListener("message", (event) => (document.title = event.data));
+        worker.postMessage("question");</script>""")
+    options = ("--headless", "--no-sandbox", "--virtual-time-budget=10000", "--dump-dom")
+    command = [BROWSERS[0], *options, page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert "<title>question answered</title>" in shown
 
 
 def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):

@@ -33,7 +33,7 @@ LESS = {
     "matmul": "the matrix product alone",
     "sdpa": "PyTorch's attention without positions",
 }
-SHOWN = ("ops.attention", "ops.attention + gradients", "ops.rope_qk")  # in README
+SHOWN = "ops.attention"  # in README
 # The rivals that wavepe should be faster than.
 AIMED_AT = RIVALS | {"sdpa": LESS["sdpa"]}
 SLOWER = 0.95  # a ratio between this and 1 may be noise
@@ -75,22 +75,16 @@ def own_rows(root: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path, d
 
 
 def bench_headline(root: Path) -> str:
-    """Return README's sentences on the first headline row of each operator in SHOWN."""
+    """Return README's sentence on the first headline row of SHOWN."""
     rows, files = own_rows(root)
-    each = ([row for row in rows.get(op, ()) if row["headline"]] for op in SHOWN)
-    shown = [op_rows[0] for op_rows in each if op_rows]
-    if not shown:
-        raise Missing(f"the results in {RESULTS} hold no headline rows")
-    sentences = []
-    for row in shown:
-        ratios = (_fastest(row, names) for names in (RIVALS, LESS))
-        others = " and ".join(f"{ratio:.2f} times as fast as {name}" for ratio, name in ratios)
-        sentences.append(f"`{row['op']}` ({row['size']}, {row['dtype']}) is {others}.")
-    made = {
-        f"[{_where(results)}](benchmarks/results/{path.name})"
-        for path, results in (files[row["op"]] for row in shown)
-    }
-    return f"On a CPU ({'; '.join(sorted(made))}): {' '.join(sentences)}"
+    shown = next((row for row in rows.get(SHOWN, ()) if row["headline"]), None)
+    if shown is None:
+        raise Missing(f"the results in {RESULTS} hold no headline row of {SHOWN}")
+    ratios = (_fastest(shown, names) for names in (RIVALS, LESS))
+    others = " and ".join(f"{ratio:.2f} times as fast as {name}" for ratio, name in ratios)
+    path, results = files[SHOWN]
+    source = f"[{_where(results)}](benchmarks/results/{path.name})"
+    return f"`{SHOWN}` ({shown['size']}, {shown['dtype']}) is {others}, on {source}."
 
 
 def _headline_table(rows: Sequence[dict]) -> str:
