@@ -75,9 +75,8 @@ def test_a_text_model_inside_a_larger_model(family, spec, tmp_path):
         refused.append(named)
     assert torch.equal(logits(named, IDS), logits(model, IDS))
     for owner in refused:
-        with pytest.raises(ValueError, match="loaded without the position encoding") as error:
+        with pytest.raises(ValueError, match="loaded without the position encoding"):
             owner.save_pretrained(tmp_path / "new", state_dict=owner.state_dict())
-        assert (f"text_config={stored.__name__}(" in str(error.value)) == (family == "llama")
     assert not (tmp_path / "new").exists()
     inner.save_pretrained(tmp_path / "inner")
     wavepe.hf.unpatch(inner)

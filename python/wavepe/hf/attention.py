@@ -25,7 +25,6 @@ from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
 from ..positions import Requests, Scores, Terms, TokenIndices
 from . import families, inkling, masks, replaced_code, t5
-from .config import PatchedConfig
 from .families import ATTENTION
 from .layer_hooks import STOCK, LayerState
 from .layers import spec_text
@@ -287,12 +286,10 @@ def _check_split(score: Scores, heads: int) -> None:
 def _stock_layer(module: Any) -> LayerState:
     """Return the state of a stock layer; ValueError if its model should have an encoding."""
     if hasattr(module.config, "position_encoding"):
-        advice = "build it with its Auto class, such as AutoModelForCausalLM.from_config(config)"
-        if isinstance(module.config, PatchedConfig):
-            advice = "build a stock model, and patch it"
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
-            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: {advice}"
+            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: build it "
+            "by its Auto class, as AutoModelForCausalLM.from_config(config), or patch a stock model"
         )
     return STOCK
 

@@ -163,13 +163,9 @@ def decoder(model: nn.Module) -> Any:
     """Return the base model of `model`; TypeError unless it is of a family and built like it."""
     need_module(model)
     if not isinstance(model, PreTrainedModel):
-        modules = model.named_modules()
-        inner_names = [name for name, part in modules if isinstance(part, PreTrainedModel)]
-        advice = "it contains no such model"
-        if inner_names:
-            advice = f"pass the model inside it, model.{inner_names[0]}"
         raise TypeError(
-            f"wavepe.hf needs a model of transformers, got {type(model).__name__}: {advice}"
+            f"wavepe.hf needs a model of transformers, got {type(model).__name__}: if it is a "
+            "wrapper, give the model inside it"
         )
     supported = f"wavepe.hf supports the families {', '.join(FAMILIES)} of transformers"
     base, config = model.base_model, model.config
