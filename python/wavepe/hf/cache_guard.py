@@ -34,7 +34,7 @@ class CacheGuard:
         """Return the guard of a patched model; keys of `parts` depend on more than the spec."""
         current = spec_text(spec)
         names = [part.constant_cache_name for part in parts]
-        initial = None if None in names else "; ".join([current, *names])
+        initial = None if None in names else "; ".join([current, *filter(None, names)])
         guard = cls(initial, current, parts)
         if any(part.follows_length for part in parts):  # `fix_length` may end that
             guard.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
