@@ -118,6 +118,11 @@ _FAMILIES = (
         "windows, short convolutions, the scaling of queries; its own bare `relative`",
         encoding="relative", is_recent=True,
     ),
+    Family(
+        "inkling2_text",
+        "as in inkling_text; clips, and attention sinks of each token",
+        encoding="relative", is_recent=True,
+    ),
 )  # fmt: skip
 _HAS_RECENT = "granite_swa" in CONFIG_MAPPING  # it came with 5.24
 FAMILIES = {

@@ -18,7 +18,7 @@ from . import families, replaced_code
 from .absolute import AddAbsolute
 from .cache_guard import CacheGuard
 from .config import EncodedConfig, patched_config, return_changes
-from .inkling import keep_queries, restore
+from .inkling import hide_distances, keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
@@ -111,7 +111,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.live = LiveCheck(base, record.config)
-    record.hooks += PassHooks(base, record.live, parts).attach(base)
+    record.hooks += PassHooks(base, record.live, parts).attach(base) + hide_distances(base)
     if families.of(record.config).drops_arguments:
         for whole in base.layers:
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
