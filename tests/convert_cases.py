@@ -32,23 +32,6 @@ def stock(folder, form="single"):
     return folder
 
 
-def stock_bin(model, folder, shards=1, **options):
-    """Save a model as transformers 4 did without safetensors; `options` are those of torch.save."""
-    model.save_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    tensors = list(model.state_dict().items())
-    if shards == 1:
-        torch.save(dict(tensors), folder / "pytorch_model.bin", **options)
-        return
-    weight_map = {}
-    for shard in range(shards):
-        name = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
-        torch.save(dict(tensors[shard::shards]), folder / name, **options)
-        weight_map |= {key: name for key, _ in tensors[shard::shards]}
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-
-
 def load(folder, auto=AutoModelForCausalLM, **options):
     """Load a model; from_pretrained must report no missing or unexpected weights."""
     model, report = auto.from_pretrained(folder, output_loading_info=True, dtype="auto", **options)

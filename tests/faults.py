@@ -32,7 +32,7 @@ FAULTS = {
 }  # fmt: skip
 # compare, and with all that it can write; convert, by what becomes of weights. Each with the
 # distance of the writes that test_faults.py tries
-CASES = {"compare": 17, "tuned": 61, "copied": 11, "rewritten": 11, "bin": 11}
+CASES = {"compare": 17, "tuned": 61, "copied": 11, "rewritten": 11}
 TINY = (
     "--steps 4 --save-every 2 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 "
     "--head-dim 6 --eval-bytes 64 --threads 1"
@@ -105,17 +105,11 @@ def prepared(case, place):
         return [*words, "--protocols", "whole", "blocks", "--encodings", "none", "rope/none"], out
     import safetensors.torch
     import torch
-    from convert_cases import stock, stock_bin
-    from hf_model import tiny
+    from convert_cases import stock
 
     source, target = place / "source", out / "new" / "target"
     stored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # will be dropped
-    if case == "bin":
-        model = tiny()
-        stock_bin(model, source)
-        torch.save(model.state_dict() | stored, source / "pytorch_model.bin")
-    else:
-        stock(source, "sharded")
+    stock(source, "sharded")
     if case == "rewritten":
         file = next(source.glob("model-00001-of-*.safetensors"))
         tensors = safetensors.torch.load(file.read_bytes()) | stored

@@ -215,6 +215,18 @@ UNROTATED = {
         windows=(WINDOW, None),
         convolutions=True,
     ),
+    "inkling2_text": Family(
+        "inkling2_text",
+        {
+            "head_dim": HEAD, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3,
+            "swa_head_dim": HEAD, "sliding_window_size": WINDOW, "d_rel": 4, "rel_extent": 9,
+            "layer_types": ["hybrid_sliding", "hybrid"], "moe_intermediate_size": 16,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "unpadded_vocab_size": VOCABULARY,
+            "qk_l2_clip_threshold": 2.0, "rel_l2_clip_threshold": 1.0,  # most vectors are longer
+        },
+        windows=(WINDOW, None),
+        convolutions=True,
+    ),
 }  # fmt: skip
 UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in families.FAMILIES}
 # Families that `patch` refuses, for set_theta.

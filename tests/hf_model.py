@@ -126,7 +126,9 @@ def gradients(model, ids, **options):
 
 
 # Parameters of Inkling: they have no gradient where another encoding takes the place of its own.
-REPLACED = (".self_attn.r_proj.", ".self_attn.rel_logits_proj.")
+REPLACED = (
+    ".self_attn.r_proj.", ".self_attn.rel_logits_proj.", ".self_attn.relative_position_bias.",
+)  # fmt: skip
 
 
 def kept_gradients(model):

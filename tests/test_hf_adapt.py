@@ -193,8 +193,6 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     kept = {path.name for path in (tmp_path / "pieces").iterdir()}
     assert {"model.safetensors", "modeling_wavepe.py", "README.md", "results.json"} <= kept
     assert "checkpoints" not in kept
-    card = (tmp_path / "pieces/README.md").read_text()
-    assert f"{whole.perplexity['adapted'][32]:.4g}" in card
 
 
 @pytest.mark.parametrize("recipe", ["plain", "transfer"])

@@ -5,7 +5,6 @@ The files that it copies or changes are in test_hf_convert_files.py.
 
 import errno
 import json
-import os
 
 import commands
 import pytest
@@ -297,30 +296,10 @@ def test_weights_that_are_refused(tmp_path):
         (source / index).write_text(json.dumps({"weight_map": weight_map}))
         refused(source, target, f"{index} needs a weight_map from names of tensors to files$")
     (source / index).unlink()
-    refused(source, target, "has no weights: needs model.safetensors or pytorch_model.bin")
-    (source / "pytorch_model.bin").write_bytes(b"x")
-    refused(source, target, "pytorch_model.bin cannot be read as weights")
-    x = torch.ones(1)
-    for value in ({"x": {}}, {1: x}, {"x": x.to_sparse()}, {"x": x.to("meta")}, [x], 3):
-        torch.save(value, source / "pytorch_model.bin")
-        refused(source, target, "pytorch_model.bin cannot be read .* other than dense tensors by")
-    torch.save({"model": torch.ones(1)}, source / "pytorch_model.bin")
-    refused(source, target, "do not fit its config.json: missing: .*; unknown: model")
-    for new in (True, False):
-        code = {"model": RunsCode()}
-        torch.save(code, source / "pytorch_model.bin", _use_new_zipfile_serialization=new)
-        with pytest.raises(ValueError, match=r"cannot be read as weights.*posix\.system") as caught:
-            convert(source, target, "alibi")
-        assert "weights_only" not in str(caught.value)
+    (source / "pytorch_model.bin").write_bytes(b"x")  # a pickle, which convert does not read
+    refused(source, target, "has no model.safetensors, .* save it by save_pretrained, and convert")
     (source / index).write_text(listed)
     convert(source, target, "alibi")
-
-
-class RunsCode:
-    """The object in a malicious file: its pickle calls a function when it is read."""
-
-    def __reduce__(self):
-        return os.system, ("exit 1",)
 
 
 # ------------------------------------------------------------------ the command

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import wavepe.hf
-from convert_cases import IDS, OTHERS, load, names, read, refused, state, stock, stock_bin
+from convert_cases import IDS, OTHERS, load, names, read, refused, state, stock
 from hf_model import logits, tiny
 from processes import forked
 from wavepe.hf import conversion, convert
@@ -108,39 +108,13 @@ def test_links_that_lead_out_of_the_folder(link, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("new", [True, False], ids=["zip", "before torch 1.6"])
-@pytest.mark.parametrize(
-    ("spec", "shards", "tied"), [("alibi", 1, False), ("alibi", 3, True), ("shaw:clip=3", 3, False)]
-)
-def test_pytorch_files(spec, shards, tied, new, tmp_path):
-    model = tiny(tie_word_embeddings=tied).bfloat16()
-    stock_bin(model, tmp_path / "source", shards, _use_new_zipfile_serialization=new)
-    convert(tmp_path / "source", tmp_path / "target", spec)
-    wanted = logits(wavepe.hf.patch(model, spec), IDS)
-    assert torch.equal(logits(load(tmp_path / "target"), IDS), wanted)
-    convert(tmp_path / "target", tmp_path / "back", "none")
-    wanted = logits(wavepe.hf.patch(wavepe.hf.unpatch(model), "none"), IDS)
-    assert torch.equal(logits(load(tmp_path / "back"), IDS), wanted)
-    files = [path.name for path in (tmp_path / "back").glob("*.bin")]
-    assert len(files) == shards
-    if shards > 1:  # byte for byte, there and back
-        for name in files:
-            kept, old = (tmp_path / "back" / name, tmp_path / "source" / name)
-            assert kept.read_bytes() == old.read_bytes()
-
-
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
-def test_stored_frequencies_of_old_llamas_are_dropped(form, tmp_path):
+def test_stored_frequencies_of_old_llamas_are_dropped(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     model = tiny()
     old = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in (0, 1)}
-    if form == "bin":
-        stock_bin(model, source)
-        torch.save(model.state_dict() | old, source / "pytorch_model.bin")
-    else:
-        model.save_pretrained(source)
-        path = source / "model.safetensors"
-        safetensors.torch.save_file(state(source) | old, path, {"format": "pt"})
+    model.save_pretrained(source)
+    path = source / "model.safetensors"
+    safetensors.torch.save_file(state(source) | old, path, {"format": "pt"})
     done = convert(source, target, "alibi")
     assert done.dropped == tuple(old)
     assert torch.equal(logits(load(target), IDS), logits(wavepe.hf.patch(model, "alibi"), IDS))

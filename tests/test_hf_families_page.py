@@ -42,7 +42,7 @@ def test_each_cell_of_the_newest_is_a_test_that_passed():
         assert set(row) == set(hf_families.COLUMNS)
         # Whether a stock model fails in the same way, their tests show.
         more = UPSTREAM_OF_CONVOLUTIONS if family in UNROTATED else ()
-        for name in ("trainer_resumes", "checkpointing", *more):
+        for name in {"trainer_resumes", "checkpointing", *more}:
             assert row.pop(name) in ("right", "upstream")
         assert set(row.values()) == {"right"}
 

@@ -1,6 +1,8 @@
-"""Inkling, which rotates nothing: its own relative logits by the kernel, and other encodings."""
+"""Inkling and Inkling 2, which rotate nothing: their own relative logits by the kernel, and other
+encodings."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ if not UNROTATED:
 
 # Three layers; the queries grow within the texts of the tests.
 OPTIONS = {
-    "num_hidden_layers": 3, "local_layer_ids": [0, 2],
-    "mlp_layer_types": ["dense", "sparse", "dense"], "log_scaling_n_floor": 6,
-}  # fmt: skip
+    "inkling_text": {"local_layer_ids": [0, 2], "mlp_layer_types": ["dense", "sparse", "dense"]},
+    "inkling2_text": {
+        "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+        "n_layers_per_attn_res_block": 2,
+    },
+}
 IDS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
 # Parts beside the model's own term, or in its place. Heads differ by layer.
 OTHERS = (
@@ -26,9 +31,16 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def stock():
-    return build("inkling_text", attn_implementation="eager", **OPTIONS)
+@pytest.fixture(params=UNROTATED)
+def stock(request):
+    options = {"num_hidden_layers": 3, "log_scaling_n_floor": 6, **OPTIONS[request.param]}
+    return build(request.param, attn_implementation="eager", **options)
+
+
+def tables(model):
+    """The modules of the model's own term."""
+    names = (".rel_logits_proj", ".relative_position_bias")
+    return [module for name, module in model.named_modules() if name.endswith(names)]
 
 
 @torch.no_grad()
@@ -53,27 +65,41 @@ def whole(model):
         return model(IDS, use_cache=False).logits
 
 
-INKLING = pytest.mark.parametrize("family", UNROTATED)
-
-
-@INKLING
-def test_values(family, stock):
+def test_values(stock):
     wanted = [f(stock) for f in (whole, in_steps, padded)]
+    with torch.no_grad():
+        weights = copy.deepcopy(stock)(IDS, output_attentions=True).attentions
     wavepe.hf.patch(stock, "relative")
     assert wavepe.hf.encoding_of(stock) == "relative"
     for f, exact in zip((whole, in_steps, padded), wanted, strict=True):
         assert close(f(stock), exact, 1e-5)
+    assert torch.equal(whole(copy.deepcopy(stock)), whole(stock))
+    assert torch.equal(whole(pickle.loads(pickle.dumps(stock))), whole(stock))
     found = stock(IDS, output_attentions=True)
     assert close(found.logits.detach(), wanted[0], 1e-5)
+    assert all(map(close, map(torch.Tensor.detach, found.attentions), weights))
     wavepe.hf.unpatch(stock).set_attn_implementation("eager")
     assert torch.equal(whole(stock), wanted[0])
 
 
-@INKLING
-def test_gradients(family, stock):
+def test_gradients(stock):
     wanted = gradients(stock, IDS)
     for got, exact in zip(gradients(wavepe.hf.patch(stock, "relative"), IDS), wanted, strict=True):
         assert close(got, exact, 1e-4)
+
+
+def test_in_float64(stock, monkeypatch):
+    """The stock layers, which compute in float32, are let compute in float64."""
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x)
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    model = stock.double()
+    model.set_experts_implementation("eager")
+    wanted = whole(model), gradients(model, IDS)
+    wavepe.hf.patch(model, "relative")
+    assert close(whole(model), wanted[0], 1e-11)
+    assert close(in_steps(model), wanted[0], 1e-11)
+    for got, exact in zip(gradients(model, IDS), wanted[1], strict=True):
+        assert close(got, exact, 1e-10)
 
 
 @pytest.mark.parametrize("spec", OTHERS)
@@ -92,23 +118,34 @@ def test_other_encodings(stock, spec, tmp_path):
     assert torch.equal(whole(stock), before)
 
 
-def test_padding_is_not_counted():
+@pytest.mark.parametrize("family", UNROTATED)
+def test_padding_is_not_counted(family):
     """The layers get no position_ids; without a temperature of the model's own."""
-    model = wavepe.hf.patch(build("inkling_text"), "relative+temperature:floor=3,alpha=0.5")
+    model = wavepe.hf.patch(build(family), "relative+temperature:floor=3,alpha=0.5")
     for f in (in_steps, padded):
         assert close(f(model), whole(model), 1e-5)
 
 
 def test_memory_is_linear(stock):
-    """The layer's relative logits are (B, H, m, rank), and not (B, H, m, n)."""
-    seen = []
-    wavepe.hf.patch(stock, "relative")
-    for layer in stock.model.layers:
-        layer.self_attn.rel_logits_proj.register_forward_hook(
-            lambda module, args, out: seen.append(out.shape[-1])
-        )
-    whole(stock)
+    """The layer's relative logits are (B, H, m, rank), and not (B, H, m, n), nor are distances."""
+    seen, distances = [], []
+    before = whole(stock)
+    patched = wavepe.hf.patch(copy.deepcopy(stock), "relative")
+    for module in tables(patched):
+        module.register_forward_hook(lambda module, args, out: seen.append(out.shape[-1]))
+        module.register_forward_pre_hook(lambda module, args: distances.append(args[1:2]))
+    whole(patched)
     assert seen == [4, 4, 4]
+    if stock.config.model_type == "inkling2_text":
+        assert all(distance.numel() == 0 for (distance,) in distances)
+    patched.model.norm.register_forward_hook(failing)
+    with pytest.raises(RuntimeError, match="a fault"):
+        whole(patched)
+    assert torch.equal(whole(stock), before)
+
+
+def failing(*_):
+    raise RuntimeError("a fault within the pass")
 
 
 def test_what_does_not_fit(stock):

@@ -52,20 +52,17 @@ def test_each_layer_has_its_own(spec, specs):
 
 
 def test_layers_that_are_not_named_keep_their_own():
-    """The stock module's own numbers: a scaling that wavepe would compute otherwise, too."""
-    model = tiny(num_hidden_layers=2)
-    wavepe.hf.patch(model, {"1": "rope:theta=10000"})
-    model.model.rotary_emb.stock.inv_freq *= 0.5
-    one = logits(model, IDS)
-    wavepe.hf.unpatch(model)
-    stock = logits(model, IDS)
-    wavepe.hf.patch(model, {"0-1": "rope:theta=10000"})
-    both = logits(model, IDS)
-    assert not close(one, stock, 1e-3)
-    assert not close(both, one, 1e-3)
-    model.model.rotary_emb.stock.inv_freq *= 2
-    wavepe.hf.unpatch(model)
-    assert close(both, logits(model, IDS), 1e-5)
+    """They take the base and the scaling of the model."""
+    scaling = {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0}
+    model = tiny(num_hidden_layers=2, rope_parameters=scaling)
+    stock, found = logits(model, IDS), {}
+    named = {"0": "rope:type=linear,theta=50,factor=4", "1": "alibi"}
+    for name, spec in {"one": {"1": "alibi"}, "named": named, "both": "alibi"}.items():
+        with wavepe.hf.patched(model, spec):
+            found[name] = logits(model, IDS)
+    assert close(found["one"], found["named"], 1e-6)
+    assert not close(found["one"], stock, 1e-3)
+    assert not close(found["both"], found["one"], 1e-3)
 
 
 def test_saved_loaded_and_converted(tmp_path):

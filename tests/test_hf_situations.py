@@ -16,6 +16,7 @@ import transformers
 import wavepe.hf
 from hf_families import FAMILIES, UNROTATED, WINDOW, build, by_turns
 from hf_model import VOCABULARY, close, gradients, kept_gradients, logits, tokens
+from torch._dynamo.exc import UserError
 from transformers import DynamicCache, StaticCache
 
 WAVELET, ALIBI = "wavelet:scales=4", "alibi"
@@ -48,6 +49,8 @@ UPSTREAM_OF_CONVOLUTIONS = {
     "static_cache": MASK,
     "chunked_prefill_left_padding": MASK,
     "beams": MASK,
+    "checkpointing": UPSTREAM["checkpointing"],  # of the earlier blocks of layers, in Inkling 2
+    "export": (UserError, r"Constraints violated \(length\)"),  # at most 3 tokens, in Inkling 2
 }
 
 

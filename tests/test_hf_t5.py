@@ -102,6 +102,9 @@ def test_weights_and_masks_of_queries_and_keys(kind):
     wanted = logits(stock, **call, decoder_attention_mask=added)
     for mask in (see, added):
         assert close(logits(model, **call, decoder_attention_mask=mask), wanted, 1e-10)
+    wanted = logits(stock, **call, attention_mask=PADDED)
+    got = logits(model, **call, attention_mask=PADDED.bool()[:, None, None])
+    assert close(got, wanted, 1e-10)
 
 
 def test_pieces_in_a_static_cache():
@@ -183,6 +186,25 @@ def test_compile(kind):
     for count in (18, 15):
         call = {"input_ids": SOURCE[:, :count].clone(), "labels": TARGET[:, :count].clone()}
         assert close(step(**call).detach(), model(**call).loss.detach(), 1e-10)
+
+
+@EACH
+def test_a_shared_configuration_and_new_weights(kind):
+    one, config = build(kind), copy.deepcopy(build(kind).config)
+    models = [type(one)(config).double().eval() for _ in range(2)]
+    encoders = [type(one.encoder)(models[0].encoder.config).double().eval() for _ in range(2)]
+    for pair in (models, encoders):
+        for model in pair:
+            wavepe.hf.patch(model, "t5")
+            model.init_weights()  # the flags of initialised weights stop it
+            for module in model.modules():
+                module._is_hf_initialized = False
+                model._init_weights(module)
+        call = {"decoder_input_ids": TARGET} if pair is models else {}
+        wanted = pair[0](SOURCE, **call)[0].detach()
+        wavepe.hf.unpatch(pair[1])
+        assert torch.equal(pair[0](SOURCE, **call)[0].detach(), wanted)
+        assert close(wavepe.hf.unpatch(pair[0])(SOURCE, **call)[0].detach(), wanted, 1e-10)
 
 
 def test_errors(monkeypatch):

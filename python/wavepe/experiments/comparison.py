@@ -16,7 +16,6 @@ import torch
 import wavepe.hf
 
 from ..common.errors import CommandError, UsageError
-from ..hf.folder import note_perplexities
 from ..training import loop
 from ..training.device import Device
 from ..training.folder import ComparisonFolder, model_name, read_json, write_json
@@ -59,7 +58,7 @@ class Work:
             if row.name not in rows:
                 continue
             began = time.perf_counter()
-            result, evaluated = self._evaluated(checkpoint, row, tell), checkpoint
+            result = self._evaluated(checkpoint, row, tell)
             seconds = facts["seconds"] + time.perf_counter() - began
             if self.settings.finetune:
                 before = self.settings.steps + number * self.settings.finetune_steps
@@ -67,7 +66,6 @@ class Work:
                 result = {**self._evaluated(evaluated, row, tell), "before": result}
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
-            note_perplexities(evaluated, str(row.evaluated), result["perplexity"])
             place = wavepe.variant(), self.device.label, self.device.facts
             tell("result", {**result, "seconds": round(seconds, 3)}, *place)
             figures = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())

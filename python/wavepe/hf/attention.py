@@ -25,7 +25,6 @@ from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
 from ..positions import Requests, Scores, Terms, TokenIndices
 from . import families, inkling, masks, replaced_code, t5
-from .config import PatchedConfig
 from .families import ATTENTION
 from .layer_hooks import STOCK, LayerState
 from .layers import spec_text
@@ -60,6 +59,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the layer's encoding; transformers calls this function.
@@ -67,19 +67,22 @@ def attention_forward(
     Shapes: query (B, H, m, d), key and value (B, Hk, n, d). `attention_mask` is one of
     `masks.attention_mask`, or the user's own (B|1, H|1, m, n), bool or added to the scores, which
     alone decides which keys a query sees. `s_aux` (H,) scores the attention sinks, which have no
-    value; `position_bias` (B, H, m, rank) is a patched Inkling's queries of its table (inkling.py),
-    or the row of a patched T5 (t5.py).
+    value, and `sinks` (B, H, m, 1) those of each query (Inkling 2). `position_bias` (B, H, m, rank)
+    is a patched Inkling's queries of its table (inkling.py), or the row of a patched T5 (t5.py).
     Returns the output (B, m, H, d), and weights (B, H, m, n) if `output_attentions` asks for them.
     """
     layer: LayerState | None = getattr(module, "wavepe", None)
     pass_: Pass | None = kwargs.get(PASS)
     of_t5: dict[str, Any] = {}
+    if layer is None and type(module).__name__ == inkling.BLOCKS:
+        return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
     if layer is None:
         layer, sliding_window = _stock_layer(module), None  # a mask of the model has the window
         if t5.OFFSET in kwargs:
             of_t5 = t5.take_arguments(kwargs, position_bias, query)
-        elif position_bias is not None:
-            kwargs["position_bias"] = position_bias
+        else:
+            unread = {"position_bias": position_bias, "sinks": sinks}
+            kwargs |= {name: x for name, x in unread.items() if x is not None}
         _check_packed(kwargs, attention_mask)
     elif pass_ is None or not pass_.waiting:
         raise replaced_code.replaced(f"what calls this {type(module).__name__}", module.config)
@@ -120,16 +123,21 @@ def attention_forward(
         options |= {"offset": None, "requests": pass_.requests}
         score, weights = NO_ENCODING if score is None else score, None
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
-        out, seen = _with_weights(call, score, learned, pass_)
+        out, seen = _with_weights(call, score, learned, pass_, sinks)
         return out.transpose(1, 2).contiguous(), seen if weights else None
-    plain = score is None and softcap is None and s_aux is None and "bias" not in of_t5
+    plain = score is None and softcap is s_aux is sinks is None and "bias" not in of_t5
     if plain and query.device.type not in families.FUSED_ON:
         return _by_pytorch(call)
-    return _by_kernel(call, score, learned, pass_).transpose(1, 2).contiguous(), None
+    if sinks is not None:
+        options["return_lse"] = True
+    out = _by_kernel(call, score, learned, pass_)
+    if sinks is not None:
+        out = (out[0] * inkling.share(out[1], sinks)).to(query.dtype)
+    return out.transpose(1, 2).contiguous(), None
 
 
-def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | None) -> Tensor:
-    """Return the attention (B, H, m, d) of `ops.attention`."""
+def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | None) -> Any:
+    """Return the attention (B, H, m, d) of `ops.attention`, with its lse if the options ask."""
     module, q, k, v, mask, window, options = call
     if mask is not None:
         parts = masks.mask_parts(mask) if pass_ is None else pass_.mask_parts(mask)
@@ -143,8 +151,7 @@ def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | N
     if score is None or pass_ is None:
         if options["sinks"] is not None:
             options["sinks"] = options["sinks"].to(q.device, wide(q))
-        out: Any = ops.attention(q, k, v.to(q.dtype), **options)
-        return out
+        return ops.attention(q, k, v.to(q.dtype), **options)
     if mask is not None and not options["causal"]:
         _check_counts_no_hidden(score, module)
     if score.reads_positions:
@@ -153,7 +160,7 @@ def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | N
 
 
 def _with_weights(
-    call: Call, score: Scores | None, learned: Terms, pass_: Pass | None
+    call: Call, score: Scores | None, learned: Terms, pass_: Pass | None, of_tokens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (B, H, m, d) and its weights (B, H, m, n)."""
     module, q, k, v, mask, window, options = call
@@ -174,7 +181,10 @@ def _with_weights(
     kernel_args = score.arguments(q, k, learned, rotated, scale, indices, sinks)
     kernel_args["window"] = score.window(None)
     mask = masks.full_mask(mask, q, k, offset, window)
-    out, weights = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})
+    out, weights, lse = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})
+    if of_tokens is not None:
+        left = inkling.share(lse, of_tokens)
+        out, weights = out * left, weights * left
     return out.to(q.dtype), weights.to(q.dtype)
 
 
@@ -287,12 +297,10 @@ def _check_split(score: Scores, heads: int) -> None:
 def _stock_layer(module: Any) -> LayerState:
     """Return the state of a stock layer; ValueError if its model should have an encoding."""
     if hasattr(module.config, "position_encoding"):
-        advice = "build it with its Auto class, such as AutoModelForCausalLM.from_config(config)"
-        if isinstance(module.config, PatchedConfig):
-            advice = "build a stock model, and patch it"
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
-            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: {advice}"
+            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: build it "
+            "by its Auto class, as AutoModelForCausalLM.from_config(config), or patch a stock model"
         )
     return STOCK
 

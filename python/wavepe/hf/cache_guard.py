@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..encodings import encoding
 from .absolute import AddAbsolute
 from .families import argument_names
 from .layers import StoredSpec, spec_text
@@ -33,9 +32,9 @@ class CacheGuard:
     @classmethod
     def of(cls, spec: StoredSpec, parts: Parts) -> CacheGuard:
         """Return the guard of a patched model; keys of `parts` depend on more than the spec."""
-        current = _without_frequencies(spec) if parts else spec_text(spec)
+        current = spec_text(spec)
         names = [part.constant_cache_name for part in parts]
-        initial = None if None in names else "; ".join(filter(None, [current, *names]))
+        initial = None if None in names else "; ".join([current, *filter(None, names)])
         guard = cls(initial, current, parts)
         if any(part.follows_length for part in parts):  # `fix_length` may end that
             guard.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
@@ -57,9 +56,7 @@ class CacheGuard:
 
     def encoding(self, pass_: Pass) -> str:
         """Name the encoding of this pass and its frequencies."""
-        if not self.parts:
-            return self.current
-        names = [self.current] if self.current else []
+        names = [self.current]
         for part in self.parts:
             name = part.constant_cache_name
             names.append(part.name(pass_.positions, pass_.length()) if name is None else name)
@@ -87,17 +84,3 @@ class CacheGuard:
         if pass_.cache is None and not (pass_.compiling and torch.compiler.is_exporting()):
             for cache in caches_in(output):
                 setattr(cache, ENCODING, self.encoding(pass_))
-
-
-def _without_frequencies(spec: StoredSpec) -> str:
-    """Return a spec for the names of a guard, where a part that rotates has a name of its own."""
-    if not isinstance(spec, str):
-        return spec_text(spec)
-    combined = encoding(spec)
-    if combined.parts == (combined,):  # its part's name tells it apart
-        return ""
-    texts = [
-        (part.name if part.rotates else str(part), place)
-        for part, place in combined.parts_with_layers
-    ]
-    return "+".join(f"{text}@{place}" if place else text for text, place in texts)

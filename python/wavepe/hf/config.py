@@ -41,8 +41,6 @@ MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
 class OwnConfig(OfFolder):
     """Mixin of configurations of wavepe types and patched models, whose folders load anywhere."""
 
-    _output_attentions: bool | None  # transformers allows it for the attention "eager" only
-
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
@@ -62,22 +60,6 @@ class OwnConfig(OfFolder):
             config: Any = self
             base = str(config._name_or_path or "").removesuffix(_PATCHED_NAME.removeprefix("{}"))
             write_beside(folder, config.to_dict(), base)
-
-    @property
-    def output_attentions(self) -> bool | None:
-        return self._output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: bool | None) -> None:
-        self._output_attentions = value
-
-    def validate(self) -> None:
-        """Check the other fields as transformers does before it saves."""
-        weights_wanted, self._output_attentions = self._output_attentions, False
-        try:
-            super().validate()  # type: ignore[misc]
-        finally:
-            self._output_attentions = weights_wanted
 
 
 class EncodedConfig(OwnConfig):
@@ -183,8 +165,6 @@ _PATCHED_NAME = (
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Write later changes of the copy to `stock`, such as a resized vocabulary."""
     kept = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LIVE]
-    if stock._attn_implementation != "eager":  # the only stock attention that returns weights
-        kept.append("_output_attentions")
     for key, value in vars(config).items():
         if key not in kept:
             stock.__dict__[key] = value

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..common.files import inside, leading_names, leads_out, new_folder, read_object, write_object
 from ..positions import Learned
@@ -30,12 +29,10 @@ from .learned import MODULE_NAME
 from .model_types import stored_as_named
 from .patching import warn_of_scales
 
-# from_pretrained looks for these names in this order, each as one file or as an index of shards.
-WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
-INDEX = ".index.json"
 # Weights in other formats, and training states: they belong to the source model alone.
 OTHER_WEIGHTS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", INDEX,
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data",
+    ".index.json",
 )  # fmt: skip
 # Old checkpoints of Llama and GPT-NeoX hold buffers that no model reads any more.
 UNREAD = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
@@ -87,15 +84,14 @@ def convert(
 
     The new folder loads with `AutoModelForCausalLM.from_pretrained`, once `wavepe.hf` is imported.
     The weights are copied and never loaded, so the memory in use does not depend on the size of the
-    model; only files of torch before 1.6 are read into memory. Tokenizer and generation settings
-    are copied too. The target folder appears when it is complete.
+    model. Tokenizer and generation settings are copied too. The target folder appears when it is
+    complete.
 
     Parameters
     ----------
     source_folder : path
-        Folder with a config.json and weights. The model is of a family that `patch` takes, or of
-        its type wavepe_<family>. The weights are safetensors or pytorch_model files, sharded or
-        not.
+        Folder with a config.json and safetensors, sharded or not. The model is of a family that
+        `patch` takes, or of its type wavepe_<family>.
     target_folder : path
         Folder to create. It may exist if it is empty.
     encoding : str, dict or Encoding
@@ -201,7 +197,7 @@ def _new_config(source: Path, chosen: LayerEncodings) -> dict[str, Any]:
     if config.get("transformers_weights"):
         raise ValueError(
             f"{source} names its weight files by transformers_weights: convert supports "
-            f"{' and '.join(WEIGHTS)} only"
+            f"{SAFE_WEIGHTS_NAME} only"
         )
     stock_names = [
         name.removeprefix(CLASS_PREFIX)
@@ -238,43 +234,35 @@ def empty_model(source: str, config: dict[str, Any], chosen: LayerEncodings) -> 
 
 def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each weight file."""
-    for single in WEIGHTS:
-        if (source / single).is_file():
-            return {single: _mapped(source, single)}
-        index = source / (single + INDEX)
-        if index.is_file():
-            weight_map = read_object(source, index.name).get("weight_map")
-            files = weight_map.values() if isinstance(weight_map, dict) else ()
-            if not files or not all(isinstance(file, str) for file in files):
-                raise ValueError(f"{index} needs a weight_map from names of tensors to files")
-            shards = sorted(set(files))
-            beside = [path.name for path in source.iterdir() if path.is_file()]
-            if missing := [shard for shard in shards if shard not in beside]:
-                raise ValueError(
-                    f"{index} lists shards that are not beside it: {leading_names(missing)}"
-                )
-            return {shard: _mapped(source, shard) for shard in shards}
-    raise ValueError(f"{source} has no weights: needs {' or '.join(WEIGHTS)}, or shards of them")
+    if (source / SAFE_WEIGHTS_NAME).is_file():
+        return {SAFE_WEIGHTS_NAME: _mapped(source, SAFE_WEIGHTS_NAME)}
+    index = source / SAFE_WEIGHTS_INDEX_NAME
+    if not index.is_file():
+        raise ValueError(
+            f"{source} has no {SAFE_WEIGHTS_NAME}, nor shards of it: load a model with other "
+            "weights by from_pretrained, save it by save_pretrained, and convert that folder"
+        )
+    weight_map = read_object(source, index.name).get("weight_map")
+    files = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not files or not all(isinstance(file, str) for file in files):
+        raise ValueError(f"{index} needs a weight_map from names of tensors to files")
+    shards = sorted(set(files))
+    beside = [path.name for path in source.iterdir() if path.is_file()]
+    if missing := [shard for shard in shards if shard not in beside]:
+        raise ValueError(f"{index} lists shards that are not beside it: {leading_names(missing)}")
+    return {shard: _mapped(source, shard) for shard in shards}
 
 
 def _mapped(source: Path, name: str) -> dict[str, Tensor]:
     """Return the memory-mapped tensors of a file: values stay on disk until they are used."""
     path = inside(source, name)
     try:
-        if name.endswith(".safetensors"):
-            return safetensors.torch.load_file(path)
-        mmap = zipfile.is_zipfile(path)  # else torch wrote the file before 1.6
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        for key, x in tensors.items() if isinstance(tensors, dict) else [("", None)]:
-            if not (isinstance(key, str) and isinstance(x, Tensor)) or x.is_sparse or x.is_meta:
-                raise TypeError("it holds something other than dense tensors by name")
-        return tensors
-    except Exception as error:  # raised by safetensors, zipfile, pickle or torch
-        # torch's own message advises to run the code in the file, and hides the reason.
-        reason = error.__context__ or error
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except Exception as error:  # raised by safetensors
         raise ValueError(
-            f"{source / name} cannot be read as weights (was it downloaded in full?): {reason}"
+            f"{source / name} cannot be read as weights (was it downloaded in full?): {error}"
         ) from error
+    return tensors
 
 
 def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
@@ -302,7 +290,7 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the names of the other files, those to be copied and those to be left out, without
     those that are hidden or in folders that are hidden or checkpoints themselves."""
-    rewritten = {CONFIG_NAME, f"{MODULE}.py", *weights, *(single + INDEX for single in WEIGHTS)}
+    rewritten = {CONFIG_NAME, f"{MODULE}.py", SAFE_WEIGHTS_INDEX_NAME, *weights}
     copied: set[str] = set()
     left_out: set[str] = set()
     for folder, folders, names in os.walk(source, onerror=_raise):
@@ -333,14 +321,13 @@ def _write_weights(
     link: bool,
 ) -> None:
     """Copy or link the weight files, rewrite those that lose tensors, and add the new shard."""
-    single = SAFE_WEIGHTS_NAME if next(iter(files)).endswith(".safetensors") else WEIGHTS_NAME
-    stem, suffix = os.path.splitext(single)
+    stem, suffix = os.path.splitext(SAFE_WEIGHTS_NAME)
     tensors = dict(added)
     weight_map: dict[str, str] = {}
     for file, stored in files.items():
         kept = {name: x for name, x in stored.items() if name not in dropped}
         # from_pretrained ignores an index beside a single file, so that file becomes a shard.
-        name = f"{stem}-00001-of-00001{suffix}" if file == single and added else file
+        name = f"{stem}-00001-of-00001{suffix}" if file == SAFE_WEIGHTS_NAME and added else file
         if kept and len(kept) < len(stored):
             _save(part / name, kept)
         elif kept:
@@ -351,19 +338,16 @@ def _write_weights(
         name = f"{stem}-{MODULE_NAME.replace('_', '-')}{suffix}"
         _save(part / name, added)
         weight_map |= dict.fromkeys(added, name)
-    if single not in weight_map.values():
+    if SAFE_WEIGHTS_NAME not in weight_map.values():
         metadata = {
             "total_parameters": sum(x.numel() for x in tensors.values()),
             "total_size": sum(x.nbytes for x in tensors.values()),
         }
-        write_object(part / (single + INDEX), {"metadata": metadata, "weight_map": weight_map})
+        index = {"metadata": metadata, "weight_map": weight_map}
+        write_object(part / SAFE_WEIGHTS_INDEX_NAME, index)
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    if path.suffix == ".safetensors":
-        safetensors.torch.save_file(tensors, path, {"format": "pt"})
-        # safetensors 0.8 and later write files that only the owner may read.
-        shutil.copymode(path.with_name(CONFIG_NAME), path)
-    else:
-        with path.open("wb") as file:  # given a path, torch would hide the system's error
-            torch.save(tensors, file)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    # safetensors 0.8 and later write files that only the owner may read.
+    shutil.copymode(path.with_name(CONFIG_NAME), path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers import Phi3ForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
@@ -118,6 +118,11 @@ _FAMILIES = (
         "windows, short convolutions, the scaling of queries; its own bare `relative`",
         encoding="relative", is_recent=True,
     ),
+    Family(
+        "inkling2_text",
+        "as in inkling_text; clips, and attention sinks of each token",
+        encoding="relative", is_recent=True,
+    ),
 )  # fmt: skip
 _HAS_RECENT = "granite_swa" in CONFIG_MAPPING  # it came with 5.24
 FAMILIES = {
@@ -163,13 +168,9 @@ def decoder(model: nn.Module) -> Any:
     """Return the base model of `model`; TypeError unless it is of a family and built like it."""
     need_module(model)
     if not isinstance(model, PreTrainedModel):
-        modules = model.named_modules()
-        inner_names = [name for name, part in modules if isinstance(part, PreTrainedModel)]
-        advice = "it contains no such model"
-        if inner_names:
-            advice = f"pass the model inside it, model.{inner_names[0]}"
         raise TypeError(
-            f"wavepe.hf needs a model of transformers, got {type(model).__name__}: {advice}"
+            f"wavepe.hf needs a model of transformers, got {type(model).__name__}: if it is a "
+            "wrapper, give the model inside it"
         )
     supported = f"wavepe.hf supports the families {', '.join(FAMILIES)} of transformers"
     base, config = model.base_model, model.config
@@ -288,13 +289,6 @@ def embedding_scale(base: Any) -> float:
     if scale is None or hasattr(base.get_input_embeddings(), "embed_scale"):
         return 1.0
     return float(scale(base.config))
-
-
-# transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
-FORGETS_TOKENS = (
-    "next_sequence_length"
-    not in inspect.unwrap(Phi3ForCausalLM.prepare_inputs_for_generation).__code__.co_consts
-)
 
 
 def recomputes_keys_after(config: Any) -> int:

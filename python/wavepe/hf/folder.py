@@ -7,14 +7,11 @@ model card.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from transformers.utils import CONFIG_NAME
 
 from ..common.files import new_file
 from .layers import spec_text
@@ -64,34 +61,16 @@ def write_beside(folder: str | os.PathLike, config: Mapping[str, Any], base: str
     names = sorted(AUTO_CLASSES[config["model_type"]].values())
     module = Path(folder) / f"{MODULE}.py"
     module.write_text(_MODULE_TEXT + "".join(f"    {name},\n" for name in names) + ")\n", "utf-8")
+    card = Path(folder) / CARD
     try:
-        _write_card(Path(folder), config, base)
+        if not card.exists() or OURS in card.read_text("utf-8", "replace"):
+            with new_file(card) as part:
+                part.write_text(model_card(config, base), "utf-8")
     except OSError as error:  # a card is not worth a lost checkpoint
         warnings.warn(f"wavepe could not write the model card in {folder}: {error}", stacklevel=2)
 
 
-def note_perplexities(folder: Path, spec: str, perplexities: Mapping[str, float]) -> None:
-    """Write perplexities into the model card, if the folder's encoding is `spec`."""
-    config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
-    if config.get("position_encoding") == spec:
-        _write_card(folder, config, perplexities=perplexities)
-
-
-def _write_card(
-    folder: Path,
-    config: Mapping[str, Any],
-    base: str = "",
-    perplexities: Mapping[str, float] | None = None,
-) -> None:
-    card = folder / CARD
-    if not card.exists() or OURS in card.read_text("utf-8", "replace"):
-        with new_file(card) as part:
-            part.write_text(model_card(config, base, perplexities), "utf-8")
-
-
-def model_card(
-    config: Mapping[str, Any], base: str = "", perplexities: Mapping[str, float] | None = None
-) -> str:
+def model_card(config: Mapping[str, Any], base: str = "") -> str:
     """Return the text of a model card; the arguments are those of `write_beside`."""
     spec = spec_text(config["position_encoding"])
     name = (config.get("architectures") or [""])[0]
@@ -100,8 +79,6 @@ def model_card(
     is_hub_name = base and not os.path.exists(base) and base.count("/") == 1
     source = base if is_hub_name or not base else os.path.basename(os.path.normpath(base))
     length = f"{config['max_position_embeddings']} tokens (`max_position_embeddings`)"
-    figures = ["| length | perplexity |", "|---:|---:|"] if perplexities else []
-    figures += [f"| {key} | {value:.4g} |" for key, value in (perplexities or {}).items()]
     lines = [
         "---", "library_name: transformers", "tags:", "- wavepe",
         f"base_model: {base}" if is_hub_name else None,
@@ -111,7 +88,6 @@ def model_card(
         f"| made from | `{source}` |" if source else None,
         f"| trained length | {length} |",
         "| licence | that of the model it was made from: add it here |", "",
-        *figures, *[""] * bool(figures),
         "The model needs wavepe. In the folder of its checkout:", "",
         "```", 'pip install ".[hf]"', "```", "",
         "```python", f"from transformers import {auto}", "import wavepe.hf", "",

@@ -17,8 +17,8 @@ from ..positions.tables import refuse_trace
 from . import families, replaced_code
 from .absolute import AddAbsolute
 from .cache_guard import CacheGuard
-from .config import CONFIGS, EncodedConfig, patched_config, return_changes
-from .inkling import keep_queries, restore
+from .config import EncodedConfig, patched_config, return_changes
+from .inkling import hide_distances, keep_queries, restore
 from .layer_hooks import after_attention, before_attention, before_layer
 from .layers import LayerEncodings, StoredSpec, spec_text
 from .learned import attach, detach
@@ -111,7 +111,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.live = LiveCheck(base, record.config)
-    record.hooks += PassHooks(base, record.live, parts).attach(base)
+    record.hooks += PassHooks(base, record.live, parts).attach(base) + hide_distances(base)
     if families.of(record.config).drops_arguments:
         for whole in base.layers:
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
@@ -230,14 +230,11 @@ def check_owner(owner: PreTrainedModel) -> None:
         # A pickled configuration has lost it, and models may share one.
         vars(record.config)[LIVE] = Link(record.live)
         if record.spec not in specs and not any(x is record.config for x in configs):
-            text = CONFIGS[families.TYPE_PREFIX + families.of(record.config).model_type].__name__
-            built = f", or built with text_config={text}(position_encoding=..., ...)"
-            built *= owner.config.sub_configs.get("text_config") is AutoConfig
             raise ValueError(
                 f"this {type(owner).__name__} would be loaded without the position encoding "
                 f"{spec_text(record.spec)!r} of its {type(module).__name__}: patch the outermost "
                 "model that patch takes; or save the state_dict() alone, and load it into a model "
-                f"that is patched so again{built}"
+                "that is patched so again"
             )
 
 

@@ -151,6 +151,8 @@ def mask_parts(mask: Tensor | None) -> MaskParts:
     """Turn a mask of `attention_mask`, or a user's own mask, into arguments of `ops.attention`."""
     if mask is None:
         return _ALL_SEEN
+    if mask.dtype == torch.bool and mask.shape[1:-1] == (1, 1):
+        return MaskParts(causal=False, key_mask=mask[:, 0, 0])
     if mask.dtype == torch.bool or mask.is_floating_point():
         return MaskParts(causal=False, mask=mask)
     known = (KEY_MASK, SEGMENTS, BOTH_WAYS)

@@ -20,7 +20,7 @@ from .layer_hooks import LayerState
 from .layers import LayerEncodings
 from .learned import SharedLearned
 from .rope_config import Slot
-from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation, with_base
+from .rotary import IdentityRotation, RopeRotation, Rotary, with_base
 from .rotary_check import check_rotary
 
 
@@ -46,8 +46,8 @@ class Builder:
         self.rotates, self.layout = family.is_rotary, family.layout
         self.parts = Parts()
         self.scores: dict[tuple[str, int, int], Scores] = {}
-        # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
-        self.rotations: dict[Slot, list[str | None]] = {}
+        # slot -> the rotations of its layers: a spec, or "" for none.
+        self.rotations: dict[Slot, list[str]] = {}
 
     def layer(
         self,
@@ -69,15 +69,13 @@ class Builder:
                 layer.set_score(self.score(encoding, size, size.head_dim))
             return layer
         rope: Any = None if encoding is None else encoding.rotary
-        keeps_stock = encoding is None and slot is not None
-        reads_config = keeps_stock or (rope is not None and rope.theta is None)
+        if encoding is None and slot is not None:  # the family's own
+            rope = read_encoding("rope")
+        reads_config = rope is not None and rope.theta is None
         if slot is not None:
             layer.rope = rope_config.parameters(self.config, slot) if reads_config else {}
         slot = Slot() if slot is None else slot
-        if keeps_stock and rope_config.follows_length(self.config, slot):
-            # The family's module cannot tell which frequencies filled a cache; ours can.
-            rope, keeps_stock = read_encoding("rope"), False
-        key = None if keeps_stock else "" if rope is None else str(rope)
+        key = "" if rope is None else str(rope)
         rotations = self.rotations.setdefault(slot, [])
         dims = families.rotated_dims(self.config, stock, slot, size.head_dim)
         if key not in rotations:
@@ -85,9 +83,7 @@ class Builder:
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock)
             rotation: nn.Module
-            if keeps_stock:
-                rotation = StockRotation(stock, slot)
-            elif rope is None:
+            if rope is None:
                 rotation = IdentityRotation(dims, self.layout)
             else:
                 rotation = RopeRotation(self.config, slot, dims, rope)

@@ -133,16 +133,9 @@ class Pass:
     def real_tokens(self) -> Tensor | None:
         """Return a mask of real tokens so far, bool (B, n); None if the mask does not say."""
         mask, tokens = self.widest_mask(), self.tokens
-        if mask is None or tokens is None or mask.ndim not in (2, 4):
+        if mask is None or tokens is None or mask.ndim not in (2, 4) or masks.has_pairs(mask):
             return None
-        count, total = tokens.shape[1], self.cached + tokens.shape[1]
-        if masks.has_pairs(mask):  # tokens that see another token or are seen, without a cache
-            added = mask.is_floating_point()
-            if mask.shape[-2:] != (count, count) or not (added or mask.dtype == torch.bool):
-                return None
-            visible = mask > torch.finfo(mask.dtype).min / 2 if added else mask
-            others = visible.any(1) & ~torch.eye(count, dtype=torch.bool, device=mask.device)
-            return (others.any(-1) | others.any(-2)).expand(tokens.shape[0], -1)
+        total = self.cached + tokens.shape[1]
         real = mask.flatten(1)[:, :total] != 0
         if mask.shape[-1] < total:
             if mask.ndim == 2:

@@ -56,20 +56,6 @@ class Rotary(nn.Module):
         return tuple([rotation.forward(x, position_ids) for rotation in rotations])
 
 
-class StockRotation(nn.Module):
-    """Rotation of the family's own module, for layers that a hybrid does not name."""
-
-    stock: Any
-
-    def __init__(self, stock: nn.Module, slot: Slot) -> None:
-        super().__init__()
-        self.__dict__["stock"] = stock  # not as a child: it is a child of `Rotary`
-        self.slot = slot
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
-        return CosSin(*self.stock(x, position_ids, *filter(None, [self.slot.layer_type])))
-
-
 class IdentityRotation(nn.Module):
     """Rotation by 0, for all encodings that are not rotary."""
 

@@ -138,15 +138,11 @@ def _gap(counting: Encoding, positions: Tensor, good: Tensor, before: Tensor) ->
     row, column = (~good).nonzero()[0].tolist()
     last = int(before[row, column])
     position, previous = int(positions[row, column]), int(positions[row, last])
-    hint = ""
-    if last < column - 1:
-        hint = "let attention_mask hide no tokens between others, "
-    elif position <= previous:  # else it would begin a sequence
-        hint = "leave out the mask of queries x keys if sequences are packed, "
     return ValueError(
         f"{counting} measures distances in tokens, so positions must rise by 1 per token; row "
-        f"{row} of position_ids has {position} after {previous}: {hint}give position_ids without "
-        "gaps and branches, or take an encoding that only rotates or adds vectors"
+        f"{row} of position_ids has {position} after {previous}: give position_ids without gaps "
+        "and branches, and an attention_mask (batch, tokens) that hides no tokens between others, "
+        "not one of queries x keys; or take an encoding that only rotates or adds vectors"
     )
 
 
@@ -172,18 +168,14 @@ def _check_start(pass_: Pass, counting: Encoding, known: Tensor | None) -> None:
         if not seen[row]:
             shifts[row] = before
         elif before is not None and shifts[row] not in (before, usual[row]):
-            cause = "keys were taken out of the cache, or a program filled it by hand"
-            remedy = f"continue at position {int(pass_.cached) + before}"
-            if pass_.positions is None:
-                cause = "earlier calls gave position_ids, and this one does not"
-            elif shifts[row] in noted:
-                cause = "rows of the cache were reordered"
-                remedy = "give the attention_mask of all tokens"
-            position = positions.expand(rows, -1)[row, first[row, 0]]
+            position = int(positions.expand(rows, -1)[row, first[row, 0]])
             raise ValueError(
-                f"{counting} measures distances in tokens, and position {int(position)} of row "
-                f"{row} does not follow the {int(pass_.cached)} cached keys: {cause}; {remedy}, or "
-                "pass use_cache=False"
+                f"{counting} measures distances in tokens, and position {position} of row {row} "
+                f"does not follow the {int(pass_.cached)} cached keys, which continue at position "
+                f"{int(pass_.cached) + before}: keys were taken out of the cache, a program filled "
+                "it by hand, rows were reordered without their attention_mask, or only earlier "
+                "calls gave position_ids. Give the position_ids or the attention_mask of all "
+                "tokens, or pass use_cache=False"
             )
     pass_.shifts = shifts
 
@@ -204,20 +196,15 @@ def _from_lengths(pass_: Pass, read: bool) -> Tensor:
     rows, count = tokens.shape[:2]
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
-    if rows != 1:
-        raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows} rows")
-    if read:
-        if key_ends is not None and not torch.equal(ends, key_ends):
-            raise ValueError(
-                "cu_seq_lens_q and cu_seq_lens_k must be equal: packed sequences cannot follow "
-                "the keys of a cache"
-            )
-        values = ends.tolist()
-        rises = ends.ndim == 1 and values[:1] == [0] and values == sorted(values)
-        if not rises or values[-1] != count:
-            raise ValueError(
-                f"cu_seq_lens_q must rise from 0 to the number of tokens, {count}; got {values}"
-            )
+    values = ends.flatten().tolist() if read else [0, count]
+    keys = values if key_ends is None or not read else key_ends.tolist()
+    risen = values == sorted(values) and values[:1] == [0] and values[-1:] == [count]
+    if rows != 1 or not risen or keys != values:
+        raise ValueError(
+            "cu_seq_lens_q tells the packed sequences of one row without cached keys: it must be "
+            f"equal to cu_seq_lens_k and rise from 0 to the number of tokens, {count}; got "
+            f"{values} and {keys} for {rows} rows"
+        )
     index = torch.arange(count, device=tokens.device)
     begins = torch.isin(index, ends.to(tokens.device))[None]
     if pass_.positions is None and not (read and not begins[:, 1:].any()):

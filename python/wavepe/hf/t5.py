@@ -7,6 +7,8 @@ does that tensor. Modules, parameters and files stay those of the stock model.
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel
 from ..ops._common import wide
 from . import families
 from .families import ATTENTION
-from .install import Installed, installed
+from .install import Installed, installed, replace_configs
 from .layers import LayerEncodings
 from .passes import Args, Kwargs
 
@@ -24,6 +26,8 @@ OWN = "t5"  # the only spec
 # Arguments that a layer passes on to the attention: the position of its first query, and the row of
 # a UMT5, whose layers have tables of their own and take no `position_bias`.
 OFFSET, ROW = "wavepe_offset", "wavepe_row"
+TABLE = "relative_attention_bias"  # the module of a layer that has the table
+NO_TABLE = SimpleNamespace(weight=torch.empty(0))  # for `init_weights` of a UMT5
 
 
 def is_t5(model: Any) -> bool:
@@ -49,14 +53,18 @@ def install(model: PreTrainedModel, choice: LayerEncodings) -> None:
     for layer in layers:  # up to `near` each distance has a bucket, also beyond the end of the row
         far = layer.relative_attention_max_distance
         near = layer.relative_attention_num_buckets // (2 if layer.is_decoder else 4)
-        if far <= near and hasattr(layer, "relative_attention_bias"):
+        if far <= near and hasattr(layer, TABLE):
             raise ValueError(f"patch needs relative_attention_max_distance > {near}, got {far}")
+    # Another model may share the configurations.
+    replace_configs(model, {id(x.config): copy.deepcopy(x.config) for x in layers})
     model._wavepe = record = Installed(OWN, name, model.config, model.config)
     for layer in layers:
         layer._stock_attention = layer.config._attn_implementation
         record.hooks.append(layer.register_forward_pre_hook(before_attention, with_kwargs=True))
         if "position_bias" not in families.argument_names(layer):
             layer.compute_bias, layer.has_relative_attention_bias = _in_row, True
+            if TABLE not in layer._modules:
+                setattr(layer, TABLE, NO_TABLE)
     for layer in layers:
         layer.config._attn_implementation = ATTENTION
 
@@ -71,7 +79,8 @@ def uninstall(model: PreTrainedModel) -> None:
     for layer in _attentions(model):
         layer.config._attn_implementation = layer.__dict__.pop("_stock_attention")
         layer.__dict__.pop("compute_bias", None)
-        layer.has_relative_attention_bias = hasattr(layer, "relative_attention_bias")
+        layer.__dict__.pop(TABLE, None)
+        layer.has_relative_attention_bias = TABLE in layer._modules
     del model._wavepe
 
 
@@ -112,7 +121,7 @@ def _row(module: Any, states: Tensor) -> Tensor:
 
     Beyond, it is that of the last distance. A layer without a table has an empty row.
     """
-    if not hasattr(module, "relative_attention_bias"):
+    if TABLE not in module._modules:
         return states.new_zeros(1, module.n_heads, 1, 0)
     far = module.relative_attention_max_distance
     bias: Tensor = type(module).compute_bias(module, 1, 2 * far + 1, states.device, far)

@@ -75,8 +75,8 @@ def attention_with_weights(
     p: Tensor | RelativeTable | None = None,
     dropout_p: float = 0.0,
     **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return ``wavepe.ops.attention`` together with its weights.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``wavepe.ops.attention`` together with its weights and its lse.
 
     The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
     window. Only `mask` hides keys, as in PyTorch's attention: bool, or floating point, which is
@@ -89,8 +89,8 @@ def attention_with_weights(
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
     call = Arguments(q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **options)
     with full_precision(q.device.type):
-        out, _, weights = composed(call)
-    return out, weights
+        out, lse, weights = composed(call)
+    return out, weights, lse
 
 
 def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:

@@ -184,8 +184,13 @@ class Scores:
         sinks: Tensor | None = None,
         window: int | None = None,
         **options: Any,
-    ) -> Tensor:
-        """Call `ops.attention` with this encoding; `positions` (B|1, m) are of queries."""
+    ) -> Any:
+        """Call `ops.attention` with this encoding; `positions` (B|1, m) are of queries.
+
+        With return_lse=True return the lse, too; outside training self_extend cannot.
+        """
+        if (returns_lse := options.get("return_lse", False)) and self.extended and not training:
+            raise ValueError(f"{self.encoding} makes two calls of attention, and gives no lse")
         indices, named = LAST_QUERIES, False
         if self._changes_vectors or self.reads_positions or requests is not None:
             mask = options.get("key_mask")
@@ -193,7 +198,8 @@ class Scores:
         if torch.compiler.is_compiling() and is_compiling() and self._tables and requests is None:
             columns = self._tables[0].encoding.table_columns(self._head_dim)
             named = q.is_cpu or not missing_kernel(q, v, None, columns)
-            named = named and not (self._changes_vectors or wants_standard() or under_transforms())
+            named = named and not (self._changes_vectors or returns_lse)
+            named = named and not (wants_standard() or under_transforms())
         if self._window is not None:
             window = self.window(window)
         kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)
@@ -212,7 +218,7 @@ class Scores:
         if "name" in kernel_args:
             return attention_of_encoding(v=v, **options)
         out: Any = ops.attention(v=v.to(kernel_args["q"].dtype), **options)
-        return out.to(q.dtype)
+        return (out[0].to(q.dtype), out[1]) if returns_lse else out.to(q.dtype)
 
     def window(self, window: int | None) -> int | None:
         """Return the smaller of a layer's window and the encoding's."""

@@ -23,7 +23,7 @@ from ..positions import Lengths
 Manager: Any = continuous_api.ContinuousBatchingManager
 SPEC = "_wavepe_spec"  # attribute of a manager: the encoding of the keys in its cache
 # Their layers do not give a paged cache what it needs, or have sizes that it does not know.
-NOT_CARRIED = ("gemma4_text", "gpt_neox", "inkling_text", "stablelm")
+NOT_CARRIED = ("gemma4_text", "gpt_neox", "inkling_text", "inkling2_text", "stablelm")
 
 
 def register() -> None:

@@ -24,7 +24,6 @@ from transformers.utils import CONFIG_NAME
 from ..analysis import perplexity
 from ..common.files import locked, writing
 from ..common.runtime import command_for
-from ..hf.folder import note_perplexities
 from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
 from .device import without_bars
@@ -247,8 +246,6 @@ class Run:
             model.save_pretrained(self.folder, state_dict=weights)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.folder)
-        figures = {str(n): x for n, x in self.perplexity["adapted"].items()}
-        note_perplexities(self.folder, self.settings["encoding"], figures)
         self.discard_checkpoints()
 
     def discard_checkpoints(self) -> None:
