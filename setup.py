@@ -348,8 +348,9 @@ class BuildExtensions(build_ext):
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
         known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
         archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
-        configuration = f"{nvcc} {known} {EMULATE} {TEST_VARIANT} {TOOLS}"
+        configuration = f"{nvcc} {known} {EMULATE} {TOOLS}"
         stamp = write_stamp(Path(self.build_temp, "configuration"), configuration)
+        variants = write_stamp(Path(self.build_temp, "variants"), " ".join(VARIANTS))
         fatbin = self.compile_cuda(nvcc, archs, stamp) if archs else None
         numpy_side, *torch_side = self.extensions
         named = " ".join(f"sm_{arch}" for arch in archs) if fatbin else ""
@@ -358,6 +359,7 @@ class BuildExtensions(build_ext):
             torch_side[0].define_macros.append(("WPE_FATBIN", f'"{fatbin}"'))
         for extension in self.extensions:
             extension.depends.append(str(stamp))
+        numpy_side.depends.append(str(variants))
         if not TORCH:  # an earlier build with torch may have left its module here
             for stale in Path(self.build_lib).glob("wavepe/_torch*.so"):
                 stale.unlink()

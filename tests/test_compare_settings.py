@@ -18,11 +18,9 @@ from wavepe.common.errors import UsageError
 from wavepe.common.labels import fold
 from wavepe.experiments import report
 from wavepe.experiments.comparison import new_model, plan_of
-from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
+from wavepe.experiments.presets import MODELS, PRESETS
 from wavepe.experiments.progress import Report
-from wavepe.experiments.settings import Protocol, Row, Settings, chosen_settings, hints
-
-OPTIONS = ("encodings", "preset", *DEFAULTS, *MODELS["tiny"])
+from wavepe.experiments.settings import OPTIONS, Protocol, Row, Settings, chosen_settings, hints
 
 
 def settings(*words):

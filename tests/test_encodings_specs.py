@@ -103,6 +103,10 @@ encodings = st.one_of(
         ("transformer_xl:biases=true", "transformer_xl"),
         ("sinusoidal:theta=10000,reversed=false", "sinusoidal"),
         ("sinusoidal:theta=length,reversed=true", "sinusoidal:theta=length,reversed=true"),
+        # blanks around marks
+        (" rope\n", "rope"),
+        ("wavelet: scales=4, biases = true", "wavelet:scales=4,biases=true"),
+        ("rope @::2 + wavelet:scales=1 + 2@ 1::2", "rope@::2+wavelet:scales=1+2@1::2"),
     ],
 )
 def test_canonical_spec(text, canonical):
@@ -116,9 +120,8 @@ def test_canonical_spec(text, canonical):
     [
         # spelling
         ("", "needs a name"),
-        (" rope", "needs a name"),
+        ("rope alibi", "needs a name"),
         ("rope,theta=1", "needs a name"),
-        ("rope:theta=2, fraction=.5", "got ' fraction=.5'; leave out the blanks"),
         (":theta=1", "needs a name"),
         ("rope:", "key=value"),
         ("rope:theta", "key=value"),
@@ -126,10 +129,10 @@ def test_canonical_spec(text, canonical):
         ("rope:=1", "key=value"),
         ("rope:theta=1,", "key=value"),
         ("rope:,theta=1", "key=value"),
-        ("rope: theta=1", "key=value"),
+        ("rope:th eta=1", "key=value after the colon, got 'th eta=1'"),
         ("rope:theta=1:fraction=1", "theta"),
         ("rope:theta=1=2", "theta"),
-        ("rope:theta= 1", "theta"),
+        ("rope:theta=1 fraction=.5", "theta: a value must not .* hold a blank"),
         ("rope:theta=1,theta=1", "theta twice"),
         ("wavelet:scales=1++2", "scales"),
         ("wavelet:scales=+1", "scales"),

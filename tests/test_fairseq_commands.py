@@ -151,7 +151,7 @@ SCALES_3 = "head size 8 is not divisible by 3 scales"
         ("wavelet", {"wavelet_scales": "1,2"}, "1,2"),
         ("wavelet", {"wavelet_kind": "har"}, "unknown wavelet kind 'har'"),
         # what does not fit the model
-        ("wavelet:scales=3", {}, f"{SCALES_3}: choose scales, e.g. wav"),
+        ("wavelet:scales=3", {}, f"{SCALES_3}: choose wavelet:scales=2 or wavelet:scales=4"),
         ("wavelet:scales=3,learned=true", {}, SCALES_3),
         ("rope", ODD, r"even.*9|9.*even"),
         ("transformer_xl", ODD, r"even.*9|9.*even"),

@@ -93,6 +93,8 @@ def decoding(root: Path, spec: str) -> str:
         for row in results["rows"]
         if spec in row["ratio"]
     ]
+    if not ratios:
+        raise Missing(f"no hf-decoding*.json in {RESULTS} has {spec}")
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 

@@ -4,7 +4,8 @@ A ``+`` before a letter joins parts: ``rope+alibi``. A part may name its layers:
 
 A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these. The
 items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``). So
-exponents are written without ``+``. Blanks, empty values and repeated keys are errors.
+exponents are written without ``+``. Blanks may surround the marks ``: , = + @``, and nothing else.
+Empty values and repeated keys are errors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[^\s:,=+@]+")
 _JOINT = re.compile(r"\+(?=[^\W\d_])")  # a plus before a letter
+_MARK = re.compile(r"\s*([:,=+@])\s*")
 _TRUTH = {"true": True, "false": False}
 
 
@@ -28,9 +30,9 @@ def is_word(text: object) -> bool:
 
 
 def split_spec(spec: str) -> list[tuple[str, str | None]]:
-    """Split a spec into the specs of its parts, each with the layers after @, or None."""
+    """Split a spec into the specs of its parts without blanks, each with its layers, or None."""
     parts = []
-    for part in _JOINT.split(spec):
+    for part in _JOINT.split(_MARK.sub(r"\1", spec.strip())):
         one, at, layers = part.partition("@")
         parts.append((one, layers if at else None))
     return parts
@@ -48,10 +50,7 @@ def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
     for part in rest.split(",") if colon else ():
         key, _, text = part.partition("=")
         if not (is_word(key) and text):
-            raise ValueError(
-                f"spec {spec!r} needs key=value after the colon, got {part!r}"
-                + "; leave out the blanks" * (" " in part)
-            )
+            raise ValueError(f"spec {spec!r} needs key=value after the colon, got {part!r}")
         if key in options:
             raise ValueError(f"spec {spec!r} gives {key} twice; give it once")
         try:

@@ -54,8 +54,9 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     spec : str, mapping or Encoding
         One of: a name; a text "name:key=value,key=value"; such texts joined by ``+``; a dict as
         `Encoding.to_dict` returns it; an encoding. In a text, a value is an integer, a number,
-        true, false, a word, or a list such as ``1+2+8``. ``PART@LAYERS`` is a part for some layers:
-        LAYERS are indices or slices of Python, joined by dots.
+        true, false, a word, or a list such as ``1+2+8``, and blanks around ``: , = + @`` do not
+        count. ``PART@LAYERS`` is a part for some layers: LAYERS are indices or slices of Python,
+        joined by dots.
     **options
         Options that `spec` does not set.
 

@@ -187,11 +187,12 @@ class Wavelet(Encoding):
         count = len(scales) if isinstance(scales, tuple) else scales
         columns = self.table_columns(checks.integer("wavelet head_dim", head_dim, 1))
         if columns % count:
-            fitting = next(n for n in range(min(count, columns), 0, -1) if columns % n == 0)
+            fitting = [n for n in range(1, columns + 1) if columns % n == 0]
             size = "head size" if self.rank is None else "rank"
+            near = [n for n in fitting if n < count][-1:] + [n for n in fitting if n > count][:1]
             raise ValueError(
-                f"{size} {columns} is not divisible by {count} scales: choose scales, e.g. "
-                f"wavelet:scales={fitting}"
+                f"{size} {columns} is not divisible by {count} scales: choose "
+                + " or ".join(f"wavelet:scales={n}" for n in near)
             )
         if is_family(self.kind) and not isinstance(scales, tuple):
             scales = range(1, scales + 1)

@@ -7,7 +7,7 @@ al., ICLR 2025, arXiv 2502.02004. [F] is Oka et al., "Frequency Bands in RoPE", 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 # The rows of a comparison without --encodings. In rows, LENGTH stands for the trained length.
 _DEFAULT_ROWS = """
@@ -40,11 +40,12 @@ def rows_for(rows: str, train_length: int) -> list[str]:
     return re.sub(number, lambda factor: str(train_length * int(factor[1] or 1)), rows).split()
 
 
-class Preset(NamedTuple):
-    """Values of options."""
+class Preset:
+    """Values of options: three seeds, up to 16 times the trained length, unless options differ."""
 
-    text: str
-    options: dict[str, Any]
+    def __init__(self, text: str, rows: str, **options: Any) -> None:
+        usual: dict[str, Any] = {"encodings": rows, "seeds": 3, "factors": FACTORS_TO_16}
+        self.text, self.options = text, usual | options
 
 
 _LEARNED = "wavelet:scales=6,biases=true,projection=true"
@@ -118,53 +119,46 @@ _TASK_ROWS = f"""
 """
 _BASES = "rope:theta=LENGTH rope:theta=500 rope:theta=10000 rope:theta=500000"
 
-
-def _preset(text: str, rows: str, **options: Any) -> Preset:
-    """Return a preset of three seeds, up to 16 times the trained length unless options differ."""
-    usual = {"encodings": rows, "seeds": 3, "factors": FACTORS_TO_16}
-    return Preset(text, usual | options)
-
-
 PRESETS = {
-    "wavelet": _preset(
+    "wavelet": Preset(
         "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best", _MAIN,
         protocols=("whole", "blocks", "sliding"), eval_bytes=32768,
     ),
-    "kinds": _preset("kinds of wavelets, literal and mirrored", _KINDS),
-    "scales": _preset(
+    "kinds": Preset("kinds of wavelets, literal and mirrored", _KINDS),
+    "scales": Preset(
         "the scale sets of the wavelet paper for heads of 128, trained on 512 bytes", _SCALE_SETS,
         train_length=512, factors=FACTORS, batch=2, heads=1, head_dim=128,
     ),
-    "families": _preset(
+    "families": Preset(
         "discrete wavelets of PyWavelets at levels 1 to 6, beside Ricker", _FAMILIES
     ),
-    "bands": _preset(
+    "bands": Preset(
         "frequency bands (Oka et al. 2026) of several bases; try other --train-length and --batch",
         _BASES, factors=FACTORS, bands=True, keep=4,
     ),
-    "theta": _preset(
+    "theta": Preset(
         "base = trained length (Oka et al. 2026), raised at inference, with controls", _RAISED
     ),
-    "finetune": _preset(
+    "finetune": Preset(
         "further training on 512 bytes with YaRN, other scalings and other encodings", _FINETUNED,
         finetune=512,
     ),
-    "combinations": _preset(
+    "combinations": Preset(
         "combinations and hybrids of RoPE and wavelets, and what wavelets can learn", _COMBINED
     ),
-    "recent": _preset(
+    "recent": Preset(
         "what models of 2025 and 2026 do: learned relative logits, a forget gate, polar positions",
         _RECENT,
     ),
-    "larger": _preset(
+    "larger": Preset(
         "the rows that matter, for models of 4 M parameters, trained on 512 bytes", _LARGER,
         seeds=2, train_length=512, layers=4, heads=6, head_dim=48, batch=4, lr=2e-3, steps=800,
     ),
-    "gpu": _preset(
+    "gpu": Preset(
         "the rows that matter, for models of 25 M parameters, trained on 1024 bytes, on a GPU",
         _GPU, model="25m", seeds=1, train_length=1024, steps=3000, eval_bytes=1 << 18,
     ),
-    "tasks": _preset(
+    "tasks": Preset(
         "a retrieval task, which needs far tokens: --task needle, keys or tracking", _TASK_ROWS,
         task="needle", steps=2000, batch=16,
     ),

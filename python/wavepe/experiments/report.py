@@ -43,17 +43,16 @@ def sections(runs: Runs, settings: Settings) -> list[Section]:
     """Return the sections of the report for these runs."""
     length, tuned, first = settings.train_length, settings.finetune, settings.protocols[0]
     listed = []
-    if task := settings.task:
-        heading = f"Task {task}: share of answers that are right, trained on {length} bytes"
-        listed.append(_by_length(runs, settings, heading, "accuracy.png", "accuracy"))
+    if settings.task:
+        listed.append(_accuracy(runs, settings))
     if tuned:
         heading = f"{title(length, first)}, before the training on {tuned} bytes"
-        listed.append(_by_length(runs, settings, heading, "before.png", "before", "perplexity"))
+        listed.append(_perplexity(runs, settings, heading, "before.png", "before", "perplexity"))
     for name in settings.protocols:
         keys = ("perplexity",) if name == first else ("protocols", name)
         ending = "" if name == first else f"-{name.replace(':', '-').replace('/', '-')}"
         heading = title(length, name, settings.task) + (f", then on {tuned}" if tuned else "")
-        listed.append(_by_length(runs, settings, heading, f"perplexity{ending}.png", *keys))
+        listed.append(_perplexity(runs, settings, heading, f"perplexity{ending}.png", *keys))
     if any("bands" in run for run in runs):
         listed.append(_bands(runs, settings))
     return listed
@@ -116,19 +115,26 @@ def _values(
     }  # fmt: skip
 
 
-def _by_length(runs: Runs, settings: Settings, heading: str, picture: str, *keys: str) -> Section:
-    """Return the table of the value that `keys` lead to in a run, by length."""
+def _accuracy(runs: Runs, settings: Settings) -> Section:
+    """Return the table of the right answers of a task, by length."""
     from wavepe.analysis import plots
 
     lengths, length = settings.lengths, settings.train_length
-    looks: dict[str, Any] = {"train_length": length, "title": heading}
-    if keys == ("accuracy",):
-        draw = partial(plots.accuracy_grid, _values(runs, lengths, keys), lengths, **looks)
-    else:
-        drawn = [{**run, "perplexity": reduce(getitem, keys, run)} for run in runs]
-        draw = partial(plots.perplexity_by_length, drawn, **looks)
+    title = f"Task {settings.task}: share of answers that are right, trained on {length} bytes"
+    values, rows = _values(runs, lengths, ["accuracy"]), rows_of(runs, lengths, "accuracy")
+    draw = partial(plots.accuracy_grid, values, lengths, train_length=length, title=title)
+    return Section(title, headings(lengths, length), rows, "accuracy", "accuracy.png", draw)
+
+
+def _perplexity(runs: Runs, settings: Settings, title: str, picture: str, *keys: str) -> Section:
+    """Return the table of the perplexity that `keys` lead to in a run, by length."""
+    from wavepe.analysis import plots
+
+    lengths, length = settings.lengths, settings.train_length
+    drawn = [{**run, "perplexity": reduce(getitem, keys, run)} for run in runs]
     rows = rows_of(runs, lengths, *keys)
-    return Section(heading, headings(lengths, length), rows, keys[0], picture, draw)
+    draw = partial(plots.perplexity_by_length, drawn, train_length=length, title=title)
+    return Section(title, headings(lengths, length), rows, keys[0], picture, draw)
 
 
 def _bands(runs: Runs, settings: Settings) -> Section:

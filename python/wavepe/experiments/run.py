@@ -18,7 +18,7 @@ from .imports import import_all
 from .model import PARTS
 from .numbers import integer
 from .report import Section, report_text, sections
-from .settings import Settings, chosen_settings, hints
+from .settings import OPTIONS, Settings, chosen_settings, hints
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
@@ -195,7 +195,8 @@ def compare(
     >>> results = compare(["rope", "wavelet"], steps=300)  # doctest: +SKIP
     >>> results.table()  # doctest: +SKIP
     """
-    settings = chosen_settings(locals(), _import(imports, out))
+    arguments = locals()
+    settings = chosen_settings({x: arguments[x] for x in OPTIONS}, _import(imports, out))
     for name, value in (("jobs", jobs), ("save_every", save_every)):
         if value is not None:
             integer(name, value, 1)

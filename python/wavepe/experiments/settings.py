@@ -196,6 +196,7 @@ def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
     return known[name]
 
 
+OPTIONS = {"preset", *DEFAULTS, *MODELS["tiny"]} - {"factors"}  # those of `compare`
 # The least value of each option that is a count.
 _LEAST = {
     "train_length": 2, "steps": 1, "seeds": 1, "batch": 1, "layers": 1, "heads": 1, "head_dim": 2,
@@ -206,8 +207,8 @@ _LEAST = {
 def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -> Settings:
     """Return the settings of a comparison. An option that was not given is None.
 
-    Others are of the preset, of the model size, or of DEFAULTS. Names that are not those of a
-    setting are ignored. UsageError names the first wrong option.
+    Others are of the preset, of the model size, or of DEFAULTS. UsageError names the first wrong
+    option.
     """
     options = {name: value for name, value in options.items() if value is not None}
     preset = options.pop("preset", None)

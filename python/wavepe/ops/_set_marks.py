@@ -1,7 +1,5 @@
 """Set the marks of `_marks` when this module is imported: a compiler traces no import."""
 
-from . import _marks
+from ._marks import set_marks
 
-_waiting, _marks.waiting = _marks.waiting or (), None
-for _mark in _waiting:
-    _mark()
+set_marks()
