@@ -33,10 +33,9 @@ class Arrays(NamedTuple):
         """Return some positions, by which mistakes can be told apart."""
         # The step is odd, because 16-bit numbers hold multiples of a power of two up to high ones.
         step = len(self.positions) // 256 | 1 if self.positions.ndim == 1 else 1
-        values = {k: x if k == "inv_freq" else x[..., ::step, :] for k, x in self.values.items()}
-        return self._replace(
-            values=values, positions=self.positions[::step], q=self.q[..., ::step, :]
-        )
+        rows = np.s_[..., ::step, :]
+        values = {k: x if k == "inv_freq" else x[rows] for k, x in self.values.items()}
+        return self._replace(values=values, positions=self.positions[::step], q=self.q[rows])
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ class Engine:
             inv_freq, factor = rope_frequencies(
                 self.dim, scaling=self.parameters, length=self.length, max_length=self.max_length
             )
-        return self._rounded(
-            "frequencies", inv_freq
-        ), factor if self.factor is None else self.factor
+        factor = factor if self.factor is None else self.factor
+        return self._rounded("frequencies", inv_freq), factor
 
     def having(self, **changes: Any) -> Engine:
         """Return the engine with other parameters; None removes one."""
@@ -109,7 +107,7 @@ class Engine:
         tables = dict(zip(("cos", "sin"), self.tables(arrays.positions), strict=True))
         relative = _ROUNDINGS * _STEPS["float32" if arrays.float32 else "float64"]
         turned = relative * np.abs(arrays.positions[..., None] * inv_freq)
-        made, scale = {}, abs(factor)
+        made = {}
         for name, array in arrays.values.items():
             step, pairs = _STEPS[arrays.dtypes[name]], self.pairs(name, array.shape[-1])
             if pairs is None:
@@ -121,19 +119,18 @@ class Engine:
                 tolerance += 2.0**-24 * (arrays.dtypes[name] == "float16")  # its smallest number
             elif name == "rotated":
                 value = rope(arrays.q, *tables.values(), interleaved=bool(self.interleaved))
-                size = scale * np.sqrt(2) * np.abs(arrays.q).max(-1, keepdims=True)
+                size = abs(factor) * np.sqrt(2) * np.abs(arrays.q).max(-1, keepdims=True)
                 tolerance = size * (3 * step + turned[..., pairs] * (pairs >= 0))
             else:
                 value = tables[name][..., pairs]
-                tolerance = scale * (2 * step + turned[..., pairs])
+                tolerance = abs(factor) * (2 * step + turned[..., pairs])
             made[name] = value, tolerance
         return made
 
 
 def probes(length: int) -> np.ndarray:
     """Return positions that show most mistakes: 0, the powers of two, and the last one."""
-    powers = {1 << k for k in range((length - 1).bit_length())}
-    return np.array(sorted({0, length - 1, *powers}))
+    return np.unique([0, length - 1, *(1 << k for k in range((length - 1).bit_length()))])
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:

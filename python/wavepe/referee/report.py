@@ -128,11 +128,9 @@ class RopeReport:
 
     def __str__(self) -> str:
         engine, parameters, pairs = self.engine, self.engine.parameters, self.inv_freq.size
-        plain = engine.having(rope_type="default")
-        if parameters["rope_type"] == "proportional":
-            plain = plain.having(partial_rotary_factor=None)
+        plain = parameters["rope_theta"] ** -(np.arange(pairs) / pairs)
         with np.errstate(divide="ignore"):
-            divisors, tokens = plain.frequencies[0] / self.inv_freq, 2 * np.pi / self.inv_freq
+            divisors, tokens = plain / self.inv_freq, 2 * np.pi / self.inv_freq
         same = [np.isclose(divisors, x, 1e-9) for x in (1, parameters.get("factor", 1))]
         ends = np.flatnonzero(np.diff(same[0] + 2 * same[1]))  # where the rule changes
         rows = np.unique([*np.linspace(0, pairs - 1, 9).astype(int), *ends, *(ends + 1)])
@@ -282,23 +280,20 @@ def _engine(
     """Return the right engine of a layer type, and remarks for people."""
     keys = f"got the keys {', '.join(map(str, config)) or '(none)'}"
     head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4
-    head, sizes = (
-        head or config.get("head_dim"),
-        [config.get(x) for x in ("hidden_size", "num_heads")],
-    )
-    if head is None and None in sizes:
-        raise ValueError(f"a report needs head_dim, or hidden_size and num_attention_heads; {keys}")
+    head = head or config.get("head_dim")
     if head is None:
-        head = checks.integer("hidden_size", sizes[0]) // checks.integer("heads", sizes[1], 1)
+        width, heads = config.get("hidden_size"), config.get("num_heads")
+        if width is None or heads is None:
+            needed = "head_dim, or hidden_size and num_attention_heads"
+            raise ValueError(f"a report needs {needed}; {keys}")
+        head = checks.integer("hidden_size", width) // checks.integer("heads", heads, 1)
     head, max_length = checks.integer("head_dim", head, 1), config.get("trained_length")
     if config.get("rotary_dim") is not None:
         size = checks.integer("rotary_dim", config["rotary_dim"])
         part = size / head if int(size / head * head) == size else math.nextafter(size / head, 1)
         rope["partial_rotary_factor"] = part  # so that it gives the size again
-    kind: Any = (
-        rope.get("rope_type") or rope.get("type") or ("linear" if rope.get("factor") else None)
-    )
-    rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind)}
+    kind = rope.get("rope_type") or rope.get("type") or "linear" * bool(rope.get("factor"))
+    rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind or None)}
     parameters, notes = standard_parameters(rope, max_length)
     if "rope_theta" not in parameters:
         if _SIGNS.isdisjoint(config):
