@@ -382,7 +382,7 @@ def test_the_text_says_where_the_rule_changes():
     turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (TRAINED, LENGTH)]
     assert rows(text)[-1] == ["31", "4", f"{2 * np.pi / inv_freq[-1]:.5g}", *turns]
     assert rows(report("proportional"))[-1] == ["31", "inf", "inf", "0", "0"]
-    assert "gives no base: 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
+    assert "gives no base, so 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
 
 
 # ---------------------------------------------------------------- files and the command

@@ -138,7 +138,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):
             return x.astype(dtype).astype(np.float64)
-    bits = x.astype(np.float32).view(np.uint32)  # NumPy has no bfloat16: cut to the nearest even
+    bits = x.astype(np.float32).view(np.uint32)  # rounded, ties to even
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(np.float64)
 
@@ -151,11 +151,6 @@ def _other_exponents(right: Engine) -> Engine:
     part, theta = (right.parameters[key] for key in ("partial_rotary_factor", "rope_theta"))
     power = 1 / part if right.parameters["rope_type"] == "proportional" else part
     return right.having(rope_theta=theta**power)
-
-
-def _exchanged(right: Engine, one: str, other: str, **defaults: float) -> Engine:
-    values = {**defaults, **right.parameters}
-    return right.having(**{one: values[other], other: values[one]})
 
 
 # The name of each mistake, and a function from the right engine to one that makes it. A rope type
@@ -188,10 +183,12 @@ MISTAKES: dict[str, Callable[[Engine], Engine]] = {
     "base 10000 in place of theta": lambda x: x.having(rope_theta=DEFAULT_THETA),
     "yarn bounds truncated": lambda x: x.having(truncate=True),
     "yarn bounds not truncated": lambda x: x.having(truncate=False),
-    "beta_fast and beta_slow swapped": lambda x: _exchanged(
-        x, "beta_fast", "beta_slow", beta_fast=32.0, beta_slow=1.0
+    "beta_fast and beta_slow swapped": lambda x: x.having(
+        beta_fast=x.parameters.get("beta_slow", 1.0), beta_slow=x.parameters.get("beta_fast", 32.0)
     ),
-    "short and long factors swapped": lambda x: _exchanged(x, "short_factor", "long_factor"),
+    "short and long factors swapped": lambda x: x.having(
+        short_factor=x.parameters["long_factor"], long_factor=x.parameters["short_factor"]
+    ),
     "original length missing": lambda x: x.having(**{ORIGINAL: None}),
     "partial rotation ignored": lambda x: x.having(partial_rotary_factor=None),
     "partial rotation of a quarter of the head": lambda x: x.having(partial_rotary_factor=0.25),
