@@ -216,8 +216,9 @@ ODD = np.where(np.arange(32) == 5, PLAIN[0] * 1.001, PLAIN[0])
 ODD_PAIR = "differs: inv_freq is off by 0.001 of itself at pair 5 "
 WORST = "differs: cos is off by 0.25 at position 242, pair 7 ("
 NARROW = np.arange(8192).astype(BF16).astype(float)
-FAR = np.arange(256)[:, None] + (np.arange(1, 9) << 20)  # beyond float16
+FAR = given(PLAIN, np.arange(256)[:, None] + (np.arange(1, 9) << 20))  # beyond float16
 TOO_LARGE = "positions off by one (too large)"
+NARROW_FREQUENCIES = {"float16 frequencies": np.float16, "bfloat16 frequencies": BF16}
 # The rope type, the arrays of an engine, and the start and the end of the verdict
 VERDICTS = [
     ("default", {"inv_freq": ODD}, ODD_PAIR, "wrong in pairs 5 to 5"),
@@ -233,7 +234,13 @@ VERDICTS = [
     ("default", given(PLAIN, np.array([7]), 7), "agrees", ""),
     ("default", given(PLAIN, np.arange(1, 257), np.arange(256, dtype="u1")), TOO_LARGE, ""),
     ("default", given(PLAIN, np.arange(1, 257), np.arange(256, dtype="u8")), TOO_LARGE, ""),
-    ("default", given(PLAIN, FAR), "agrees", ""),
+    ("default", FAR, "agrees", ""),
+    ("default", {"inv_freq": 1.02 * PLAIN[0].astype(BF16)}, "differs: ", ""),
+    *(("default", {"inv_freq": PLAIN[0].astype(dtype)}, "agrees", f"; cannot exclude: {name}")
+      for name, dtype in NARROW_FREQUENCIES.items()),
+    *(("default", {"inv_freq": PLAIN[0].astype(dtype).astype(np.float32)}, name, "")
+      for name, dtype in NARROW_FREQUENCIES.items()),
+    ("default", {**FAR, "cos": FAR["sin"], "sin": FAR["cos"]}, "cos and sin swapped: ", ""),
 ]  # fmt: skip
 
 
@@ -242,15 +249,12 @@ def test_verdicts(kind, arrays, start, end):
     assert says(report(kind).check(**arrays), start, end)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[2:])
-def test_narrow_frequencies(dtype):
-    inv_freq, name = PLAIN[0].astype(dtype), f"{np.dtype(dtype).name} frequencies"
-    assert says(report().check(inv_freq=inv_freq), "agrees", f"; cannot exclude: {name}")
-    assert says(report().check(inv_freq=1.02 * inv_freq), "differs: ")
-    assert says(report().check(inv_freq=inv_freq.astype(np.float32)), name)
+LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": TRAINED}
+YARN_KEYS = {**SCALED, "rope_type": "yarn", "rope_theta": THETA}
+LLAMA_WITH_YARN = {**LLAMA, "rope_parameters": YARN_KEYS}
 
 
-def test_float32_angles_hide_no_other_mistake():
+def test_float32_angles_hide_no_other_mistake(tmp_path):
     for factor, mistake in ((1.0, "attention factor dropped"), (YARN[1], "float32 angles")):
         cos, sin = (x.astype(np.float32) for x in TABLES["float32 angles"](0, 0, YARN[0], factor))
         arrays = {"cos": cos, "sin": sin, "positions": POSITIONS}
@@ -258,9 +262,12 @@ def test_float32_angles_hide_no_other_mistake():
         accepted = report("yarn").check(**arrays, float32_angles=True)
         assert says(accepted, mistake if factor == 1 else "agrees")
         assert "float32 angles" not in str(accepted)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_WITH_YARN))
+    np.savez(tmp_path / "engine.npz", **arrays)
+    command = ["rope", str(tmp_path), "--check", str(tmp_path / "engine.npz")]
+    assert (main(command), main([*command, "--float32-angles"])) == (1, 0)
 
 
-LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": TRAINED}
 ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
 TOO_FAR = "position 5958 rope_report needs a length above"
 NO_TURN = "cannot show a rotation"
@@ -320,8 +327,6 @@ def test_what_is_refused(call, wrong, words):
     with pytest.raises(TypeError if of_type else ValueError, match=words):
         call(**wrong)
 
-
-# ---------------------------------------------------------------- configurations
 
 GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0}, {"rope_type": "default", "rope_theta": 1e4}
 TYPES = {"full_attention": {**GLOBAL, "rope_theta": 1e6}, "sliding_attention": LOCAL, "none": None}
@@ -385,9 +390,6 @@ def test_the_text_says_where_the_rule_changes():
     assert "gives no base, so 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
 
 
-# ---------------------------------------------------------------- files and the command
-
-
 def packed(x):
     """Return the number of a value's type in GGUF, and its bytes."""
     if isinstance(x, str):
@@ -449,8 +451,7 @@ def test_gguf(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "json", "safetensors", "bf16.safetensors"])
 def test_the_command(suffix, tmp_path, capsys):
-    rope = {**SCALED, "rope_type": "yarn", "rope_theta": THETA}
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_parameters": rope}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_WITH_YARN))
     command, file = ["rope", str(tmp_path), "--length", "100"], tmp_path / f"engine.{suffix}"
     assert main([*command, "--dump", str(tmp_path / "right.npz")]) == 0
     assert capsys.readouterr().out == f"{wavepe.rope_report(tmp_path, length=100)}\n"
@@ -487,13 +488,3 @@ def test_what_cannot_be_read_has_the_exit_code_2(suffix, tmp_path, capsys):
         for argv in (["rope", str(tmp_path), "--check", str(file)], ["rope", str(file)]):
             assert main(argv) == 2
             assert capsys.readouterr().err.startswith("wavepe rope: error: ")
-
-
-def test_float32_angles_of_a_file(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_theta": THETA}))
-    cos, sin = TABLES["float32 angles"](0, 0, *PLAIN)
-    np.savez(tmp_path / "engine.npz", cos=cos, sin=sin, positions=POSITIONS)
-    command = ["rope", str(tmp_path), "--check", str(tmp_path / "engine.npz")]
-    assert main(command) == 1
-    assert capsys.readouterr().out.startswith("float32 angles: ")
-    assert main([*command, "--float32-angles"]) == 0
