@@ -4,7 +4,6 @@ The engines are small formulas of this file and of oracle_rope.py, which share n
 package.
 """
 
-import doctest
 import json
 import struct
 
@@ -16,378 +15,326 @@ import wavepe
 from rope_cases import ORIGINAL
 from safetensors.torch import save_file
 from wavepe.cli import main
-from wavepe.referee import report as module
 from wavepe.referee.engine import MISTAKES
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BF16 = ml_dtypes.bfloat16
 DTYPES = (np.float64, np.float32, np.float16, BF16)
-DIM, THETA, TRAINED, BEFORE, LENGTH = 64, 5e5, 8192, 2048, 6000
+DIM, THETA, TRAINED, BEFORE, LENGTH = 64, 5e5, 4096, 1024, 6000
 POSITIONS = np.concatenate([np.arange(40), np.arange(41, LENGTH, 61)])
 SHORT, LONG = 1 + np.arange(32) / 50, 1 + np.arange(32) / 3
-# rope type -> its parameters, and the right frequencies and factor
+FACTOR, HALF = {"factor": 4.0}, {"partial_rotary_factor": 0.5}
+SCALED = {**FACTOR, ORIGINAL: BEFORE}
+LLAMA3 = {**SCALED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DIVISORS = {"short_factor": SHORT.tolist(), "long_factor": LONG.tolist(), ORIGINAL: BEFORE}
+YARN_OF_1, EXACT = {**SCALED, "attention_factor": 1.0}, {**SCALED, "truncate": False}
+# The rope type, and what it is with -> its parameters; the right rule of head size and base; more
 RULES = {
-    "default": ({}, oracle.default(DIM, THETA)),
-    "linear": ({"factor": 4.0}, oracle.linear(DIM, THETA, 4.0)),
-    "dynamic": ({"factor": 4.0}, oracle.dynamic(DIM, THETA, 4.0, LENGTH, 4096)),
-    "yarn": ({"factor": 4.0, ORIGINAL: BEFORE}, oracle.yarn(DIM, THETA, 4.0, BEFORE)),
-    "longrope": (
-        {"short_factor": SHORT.tolist(), "long_factor": LONG.tolist(), ORIGINAL: BEFORE},
-        oracle.longrope(DIM, THETA, LONG, 4.0, BEFORE),
-    ),
-    "llama3": (
-        {"factor": 4.0, ORIGINAL: BEFORE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        oracle.llama3(DIM, THETA, 4.0, BEFORE, 1.0, 4.0),
-    ),
-    "proportional": ({"partial_rotary_factor": 0.5}, oracle.proportional(DIM, THETA, 0.5)),
-    "partial": ({"rope_type": "default", "partial_rotary_factor": 0.5}, oracle.default(32, THETA)),
-}  # fmt: skip
-PLAIN, YARN = RULES["default"][1], RULES["yarn"][1]
+    "default": ({}, oracle.default),
+    "linear": (FACTOR, oracle.linear, 4.0),
+    "dynamic": (FACTOR, oracle.dynamic, 4.0, LENGTH, TRAINED),
+    "yarn": (SCALED, oracle.yarn, 4.0, BEFORE),
+    "yarn with exact bounds": (EXACT, oracle.yarn, 4.0, BEFORE, 32, 1, False),
+    "yarn with factor 1": (YARN_OF_1, lambda *sizes: (oracle.yarn(*sizes, 4.0, BEFORE)[0], 1.0)),
+    "longrope": (DIVISORS, oracle.longrope, LONG, 4.0, BEFORE),
+    "llama3": (LLAMA3, oracle.llama3, 4.0, BEFORE, 1.0, 4.0),
+    "proportional": (HALF, oracle.proportional, 0.5),
+    "default with half": (HALF, lambda dim, base: oracle.default(dim // 2, base)),
+}
 
 
-def report(kind="default", config=None, length=LENGTH, **changes):
-    parameters = {"rope_type": kind, "rope_theta": THETA, **RULES[kind][0], **changes}
-    longest = 4096 if kind == "dynamic" else TRAINED
-    sizes = {"head_dim": DIM, "max_position_embeddings": longest, "rope_parameters": parameters}
-    return wavepe.rope_report({**sizes, **(config or {})}, length=length)
+def rules(base):
+    """Return the frequencies and the attention factor of each."""
+    return {kind: rule(DIM, base, *more) for kind, (_, rule, *more) in RULES.items()}
+
+
+RIGHT = rules(THETA)
+PLAIN, YARN = RIGHT["default"], RIGHT["yarn"]
+Q = np.random.default_rng(0).standard_normal((2, POSITIONS.size, DIM))
+
+
+def report(kind="default", length=LENGTH, model_type="llama", **changes):
+    rope = {"rope_type": kind.split()[0], "rope_theta": THETA, **RULES[kind][0], **changes}
+    sizes = {"head_dim": DIM, "max_position_embeddings": TRAINED, "model_type": model_type}
+    return wavepe.rope_report({**sizes, "rope_parameters": rope}, length=length)
 
 
 def tables(inv_freq, factor, positions=POSITIONS):
-    angles = positions[:, None] * inv_freq
+    angles = positions[..., None] * inv_freq
     return factor * np.cos(angles), factor * np.sin(angles)
+
+
+def given(rule, made=POSITIONS, at=..., dtype=float):
+    """The tables of an engine for the positions `made`, which it gives for those at `at`."""
+    cos, sin = (x.astype(dtype) for x in tables(*rule, made))
+    return {"cos": cos, "sin": sin, "positions": made if at is ... else at}
 
 
 def rotate(q, cos, sin, interleaved=False):
     """Rotate in the dtype of q, which rounds after every operation."""
     out, n = q.copy(), cos.shape[-1]
-    one, two = (
-        (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
-    )
-    a, b, cos, sin = q[..., one], q[..., two], cos.astype(q.dtype), sin.astype(q.dtype)
-    out[..., one], out[..., two] = a * cos - b * sin, b * cos + a * sin
+    one = np.s_[..., : 2 * n : 2] if interleaved else np.s_[..., :n]
+    two = np.s_[..., 1 : 2 * n : 2] if interleaved else np.s_[..., n : 2 * n]
+    cos, sin = cos.astype(q.dtype), sin.astype(q.dtype)
+    out[one], out[two] = q[one] * cos - q[two] * sin, q[two] * cos + q[one] * sin
     return out
 
 
-def queries(dtype=np.float32):
-    rows = np.random.default_rng(0).standard_normal((2, POSITIONS.size, DIM))
-    return rows.astype(dtype)
+def says(verdict, start, end=""):
+    """Whether a verdict and its text are as said: "agrees", "differs", or one mistake's name."""
+    name = start.partition(":")[0]
+    mistakes = () if name in ("agrees", "differs") else (name,)
+    assert (bool(verdict), *verdict[:2]) == (name == "agrees", name == "agrees", mistakes), verdict
+    return str(verdict).startswith(start) and str(verdict).endswith(end)
 
 
-def checks_of(referee, inv_freq, factor, cos_sin=None, dtype=np.float32):
-    """Return the verdicts on frequencies, tables, wide tables, and rotated queries."""
-    cos, sin = cos_sin or tables(inv_freq, factor)
-    wide = [np.concatenate([x, x], -1).astype(dtype) for x in (cos, sin)]
-    q = queries(dtype)
-    at = {"positions": POSITIONS}
-    return (
-        referee.check(inv_freq=inv_freq.astype(dtype)),
-        referee.check(cos=cos.astype(dtype), sin=sin.astype(dtype), **at),
-        referee.check(cos=wide[0][None], sin=wide[1][None], **at),
-        referee.check(q=q, rotated=rotate(q, cos, sin), **at),
-    )
-
-
-def named(verdict, name):
-    """Whether a verdict gives this mistake, and no other."""
-    assert (verdict.agrees, verdict.mistakes) == (False, (name,)), verdict
-    return str(verdict).startswith(f"{name}: ")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", RULES)
-def test_right_engines_agree(kind, dtype):
-    for verdict in checks_of(report(kind), *RULES[kind][1], dtype=dtype):
-        assert verdict, verdict
-        assert str(verdict).startswith("agrees")
-        assert not verdict.mistakes
-    narrow = [x.astype(dtype).astype(np.float32) for x in tables(*RULES[kind][1])]  # as in a file
-    assert report(kind).check(cos=narrow[0], sin=narrow[1], positions=POSITIONS)
-
-
-SCALED = ("dynamic", "yarn", "longrope", "llama3")
+RESCALED = ("dynamic", "yarn", "longrope", "llama3")
+NTK_BASE = THETA * 4 ** (DIM / (DIM - 2))
 # The name of a mistake -> rope type -> the frequencies and the factor of an engine that makes it
 PLANTED = {
-    "scaling ignored (plain RoPE)": dict.fromkeys((*SCALED, "linear"), PLAIN),
-    "linear scaling in place of the rule": dict.fromkeys(SCALED, RULES["linear"][1]),
-    "NTK base in place of the rule": dict.fromkeys(
-        SCALED, oracle.default(DIM, THETA * 4 ** (64 / 62))
-    ),
-    "yarn in place of the rule": dict.fromkeys(("llama3", "longrope"), YARN),
-    "llama3 in place of the rule": {"yarn": RULES["llama3"][1]},
-    "base 10000 in place of theta": {
-        "default": oracle.default(DIM, 1e4), "linear": oracle.linear(DIM, 1e4, 4.0),
-        "yarn": oracle.yarn(DIM, 1e4, 4.0, BEFORE), "partial": oracle.default(32, 1e4),
-        "llama3": oracle.llama3(DIM, 1e4, 4.0, BEFORE, 1.0, 4.0),
-        "longrope": oracle.longrope(DIM, 1e4, LONG, 4.0, BEFORE),
-        "proportional": oracle.proportional(DIM, 1e4, 0.5),
-        "dynamic": oracle.dynamic(DIM, 1e4, 4.0, LENGTH, 4096),
+    "scaling ignored (plain RoPE)": dict.fromkeys((*RESCALED, "linear"), PLAIN),
+    "scaling ignored (plain RoPE), with the attention factor of the rule": {
+        "yarn": (PLAIN[0], YARN[1])
     },
-    "yarn bounds not truncated": {"yarn": oracle.yarn(DIM, THETA, 4.0, BEFORE, truncate=False)},
+    "attention factor computed from factor, its own keys ignored": {"yarn with factor 1": YARN},
+    "linear scaling in place of the rule": dict.fromkeys(RESCALED, RIGHT["linear"]),
+    "NTK base in place of the rule": dict.fromkeys(RESCALED, rules(NTK_BASE)["default"]),
+    "dynamic NTK base in place of the rule": {"linear": RIGHT["dynamic"]},
+    "yarn in place of the rule": dict.fromkeys(("llama3", "longrope"), YARN),
+    "llama3 in place of the rule": {"yarn": RIGHT["llama3"]},
+    "base 10000 in place of theta": rules(1e4),
+    "yarn bounds truncated": {"yarn with exact bounds": YARN},
+    "yarn bounds not truncated": {"yarn": RIGHT["yarn with exact bounds"]},
     "beta_fast and beta_slow swapped": {"yarn": oracle.yarn(DIM, THETA, 4.0, BEFORE, 1, 32)},
     "original length missing": {
         "yarn": oracle.yarn(DIM, THETA, 4.0, TRAINED),
         "llama3": oracle.llama3(DIM, THETA, 4.0, TRAINED, 1.0, 4.0),
     },
-    "short and long factors swapped": {
-        "longrope": oracle.longrope(DIM, THETA, SHORT, 4.0, BEFORE)
-    },
-    "partial rotation ignored": dict.fromkeys(("partial", "proportional"), PLAIN),
+    "short and long factors swapped": {"longrope": oracle.longrope(DIM, THETA, SHORT, 4.0, BEFORE)},
+    "partial rotation ignored": dict.fromkeys(("default with half", "proportional"), PLAIN),
     "partial rotation of a quarter of the head": {
-        "partial": oracle.default(16, THETA), "proportional": oracle.proportional(DIM, THETA, 0.25)
+        "default with half": oracle.default(16, THETA),
+        "proportional": oracle.proportional(DIM, THETA, 0.25),
     },
     "partial rotation of half of the head": {"default": oracle.default(32, THETA)},
-    "partial rotation of three quarters": {"partial": oracle.default(48, THETA)},
+    "partial rotation of three quarters": {"default with half": oracle.default(48, THETA)},
     "partial rotation with the exponents of the other kind": {
-        "partial": (PLAIN[0][:16], 1.0),
-        "proportional": (np.pad(RULES["partial"][1][0], (0, 16)), 1.0),
+        "default with half": (PLAIN[0][:16], 1.0),
+        "proportional": (np.pad(RIGHT["default with half"][0], (0, 16)), 1.0),
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, kinds in PLANTED.items() for kind in kinds]
-)
-def test_wrong_frequencies_are_named(name, kind, dtype):
-    for verdict in checks_of(report(kind), *PLANTED[name][kind], dtype=dtype):
-        assert named(verdict, name)
+def rounding(to, names):
+    """An engine that rounds what `names` names: frequencies, positions or angles."""
 
+    def rounded(name, x):
+        return x.astype(to).astype(np.float64) if name in names else x
 
-# The name of a mistake -> a configuration that an engine misreads, and what it computes
-CHANGED = {
-    "yarn bounds truncated": (report("yarn", truncate=False), YARN),
-    "dynamic NTK base in place of the rule": (
-        report("linear", {"max_position_embeddings": 4096}), RULES["dynamic"][1]
-    ),
-    "attention factor computed from factor, its own keys ignored": (
-        report("yarn", attention_factor=1.0), YARN
-    ),
-    "scaling ignored (plain RoPE), with the attention factor of the rule": (
-        report("yarn"), (PLAIN[0], YARN[1])
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_other_configurations_are_misread(name):
-    *_, cos, _, rotated = checks_of(CHANGED[name][0], *CHANGED[name][1])
-    assert named(cos, name)
-    assert named(rotated, name)
-
-
-def rounding(to, *names):
-    """An engine that rounds frequencies, positions or angles."""
-
-    def make(inv_freq, factor):
-        def r(name, x):
-            return x.astype(to).astype(np.float64) if name in names else x
-
-        places = r("positions", POSITIONS.astype(np.float64))
-        angles = r("angles", places[:, None] * r("frequencies", inv_freq))
+    def make(cos, sin, inv_freq, factor):
+        places = rounded("positions", POSITIONS[:, None].astype(np.float64))
+        angles = rounded("angles", places * rounded("frequencies", inv_freq))
         return factor * np.cos(angles), factor * np.sin(angles)
 
     return make
 
 
-def exact(change):
-    return lambda inv_freq, factor: change(*tables(inv_freq, factor), inv_freq, factor)
-
-
-EACH = ("frequencies", "positions", "angles")
-# The name of a mistake -> the tables of an engine that makes it
+EACH = "frequencies, positions and angles"
+# The verdict -> the tables of an engine, from the right ones, the frequencies and the factor
 TABLES = {
-    "attention factor dropped": exact(lambda c, s, w, factor: (c / factor, s / factor)),
-    "attention factor squared": exact(lambda c, s, w, factor: (c * factor, s * factor)),
-    "not rotated": exact(lambda c, s, *x: (np.ones_like(c), np.zeros_like(s))),
-    "rotated twice": exact(lambda c, s, *x: (c * c - s * s, 2 * c * s)),
-    "positions off by one (too large)": exact(lambda c, s, *x: tables(*x, POSITIONS + 1)),
-    "positions off by one (too small)": exact(lambda c, s, *x: tables(*x, POSITIONS - 1)),
-    "cos and sin swapped": exact(lambda c, s, *x: (s, c)),
-    "sign (the inverse rotation)": exact(lambda c, s, *x: (c, -s)),
-    "float32 angles": rounding(np.float32, *EACH),
+    "agrees": lambda c, s, *rule: (c, s),
+    "differs: larger": lambda c, s, *rule: (1.05 * c, 1.05 * s),
+    "differs: one number": lambda c, s, *rule: (c + 0.1 * (np.indices(c.shape) == 3).all(0), s),
+    "differs: noise": lambda c, s, *rule: (c + np.sin(1e5 * s) / 20, s),
+    "attention factor dropped": lambda c, s, w, factor: (c / factor, s / factor),
+    "attention factor squared": lambda c, s, w, factor: (c * factor, s * factor),
+    "not rotated": lambda c, s, *rule: (np.ones_like(c), np.zeros_like(s)),
+    "rotated twice": lambda c, s, *rule: (c * c - s * s, 2 * c * s),
+    "positions off by one (too large)": lambda c, s, *rule: tables(*rule, POSITIONS + 1),
+    "positions off by one (too small)": lambda c, s, *rule: tables(*rule, POSITIONS - 1),
+    "cos and sin swapped": lambda c, s, *rule: (s, c),
+    "sign (the inverse rotation)": lambda c, s, *rule: (c, -s),
+    "float32 angles": rounding(np.float32, EACH),
     **{
-        f"{name} {' '.join(what)}".replace("s positions ", "s, positions and "): rounding(to, *what)
+        f"{name} {what}": rounding(to, what)
         for name, to in (("float16", np.float16), ("bfloat16", BF16))
-        for what in (("frequencies",), ("positions",), ("angles",), EACH)
+        for what in ("frequencies", "positions", "angles", EACH)
     },
 }
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, x) for name in TABLES for x in RULES if name[:9] != "attention" or RULES[x][1][1] != 1],
-)
-def test_wrong_tables_are_named(name, kind, dtype):
-    inv_freq, factor = RULES[kind][1]
-    verdicts = checks_of(report(kind), inv_freq, factor, TABLES[name](inv_freq, factor), dtype)
-    for verdict in verdicts[1:]:
-        if name == "float32 angles" and dtype in DTYPES[2:]:
-            assert verdict  # these dtypes hide it up to a position of some thousands
-            assert "cannot exclude: " in str(verdict)
-        else:
-            assert named(verdict, name)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", RULES)
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_the_order_of_pairs(kind, dtype, interleaved):
-    """In a table of twice the width, too."""
-    cos, sin = tables(*RULES[kind][1])
-    q = queries(dtype)
-    referee = report(kind, {"model_type": "llama" if interleaved else "cohere"})
-    at = {"positions": POSITIONS}
-    name = ORDERS[not interleaved]
-    assert named(referee.check(q=q, rotated=rotate(q, cos, sin, interleaved), **at), name)
-    assert referee.check(q=q, rotated=rotate(q, cos, sin, not interleaved), **at)
-    twice = np.repeat if interleaved else lambda x, n, axis: np.concatenate([x, x], axis)
-    cos, sin = (twice(x, 2, -1).astype(dtype) for x in (cos, sin))
-    assert named(referee.check(cos=cos, sin=sin, **at), name)
-
-
+IN_TURN = "agrees: interleaved"
 ORDERS = ("half-split read as interleaved", "interleaved read as half-split")
+ENGINES = [(name, kind) for name, kinds in PLANTED.items() for kind in kinds] + [
+    (name, kind) for name in (*TABLES, *ORDERS, IN_TURN) for kind, (_, factor) in RIGHT.items()
+    if not name.startswith("attention") or factor != 1
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "kind"), ENGINES)
+def test_engines(name, kind, dtype):
+    rule = PLANTED.get(name, RIGHT)[kind]
+    made = TABLES.get(name, TABLES["agrees"])(*tables(*rule), *rule)
+    cos, sin = (x.astype(dtype) for x in made)
+    turns = name in (ORDERS[0], IN_TURN)  # the engine rotates pairs (2i, 2i+1)
+    wide = [np.repeat(x, 2, -1) if turns else np.tile(x, 2) for x in (cos[None], sin[None])]
+    model = "cohere" if name in (ORDERS[1], IN_TURN) else "llama"
+    q, check = Q.astype(dtype), report(kind, model_type=model).check
+    right = np.array_equal(rule[0], RIGHT[kind][0])
+    frequencies = check(inv_freq=rule[0].astype(dtype))
+    assert says(frequencies, "agrees" if right else name.partition(",")[0])
+    for form, arrays in enumerate((
+        {"cos": cos, "sin": sin},
+        {"cos": cos.astype(float), "sin": sin.astype(float)},  # as files often hold narrow numbers
+        {"cos": wide[0], "sin": wide[1]},
+        {"q": q, "rotated": rotate(q, *made, turns)},
+    )):  # fmt: skip
+        verdict = check(**arrays, positions=POSITIONS)
+        if name == "float32 angles" and dtype in DTYPES[2:]:
+            assert says(verdict, "agrees")  # up to a position of some thousands
+            assert "cannot exclude: " in str(verdict)
+        elif name in ORDERS and form < 2:
+            assert says(verdict, "agrees")  # a pair has one column
+        else:
+            assert says(verdict, name.partition(":")[0])
 
 
 def test_every_mistake_is_planted():
-    assert {*MISTAKES} == {*PLANTED, *CHANGED, *TABLES, *ORDERS} - {[*CHANGED][-1]}
+    others = ("agrees", "differs", "scaling ignored (plain RoPE), with")
+    assert {*MISTAKES} == {x for x in (*PLANTED, *TABLES, *ORDERS) if not x.startswith(others)}
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_an_unknown_mistake_differs(kind):
-    inv_freq, factor = RULES[kind][1]
-    cos, sin = tables(inv_freq, factor)
-    one = (np.arange(cos.size) == 70).reshape(cos.shape)
-    noise = np.sin(np.arange(cos.size)).reshape(cos.shape) / 1e4
-    for wrong in ((1.01 * cos, 1.01 * sin), (cos + one / 10, sin), (cos + noise, sin)):
-        for verdict in checks_of(report(kind), inv_freq, factor, wrong)[1:]:
-            assert verdict[:2] == (False, ())
-            assert str(verdict).startswith("differs: ")
-    odd = np.where(np.arange(inv_freq.size) == 5, inv_freq * 1.001, inv_freq)
-    verdict = report(kind).check(inv_freq=odd)
-    assert str(verdict).startswith("differs: inv_freq is off by 0.001 of itself at pair 5 ")
-    assert str(verdict).endswith("wrong in pairs 5 to 5")
+def layers(*factors):
+    """The tables of layers, each with YaRN's times a factor."""
+    wide = given(YARN, dtype=np.float32)
+    wide |= {k: np.stack([np.tile(x * wide[k], 2) for x in factors]) for k in ("cos", "sin")}
+    return wide
 
 
-def test_the_verdict_says_how_much_and_where():
-    positions = np.arange(100, 800)
-    cos, sin = tables(*PLAIN, positions)
-    cos[142, 7] += 0.25  # not among the positions by which mistakes are told apart
-    verdict = report().check(cos=cos, sin=sin, positions=positions)
-    assert str(verdict).startswith("differs: cos is off by 0.25 at position 242, pair 7 (")
-    assert str(verdict).endswith("wrong in pairs 7 to 7, positions 242 to 242")
+ONE_WRONG = given(PLAIN, np.arange(100, 800))
+ONE_WRONG["cos"][142, 7] += 0.25  # not among the positions by which mistakes are told apart
+ODD = np.where(np.arange(32) == 5, PLAIN[0] * 1.001, PLAIN[0])
+ODD_PAIR = "differs: inv_freq is off by 0.001 of itself at pair 5 "
+WORST = "differs: cos is off by 0.25 at position 242, pair 7 ("
+NARROW = np.arange(8192).astype(BF16).astype(float)
+FAR = given(PLAIN, np.arange(256)[:, None] + (np.arange(1, 9) << 20))  # beyond float16
+TOO_LARGE = "positions off by one (too large)"
+NARROW_FREQUENCIES = {"float16 frequencies": np.float16, "bfloat16 frequencies": BF16}
+# The rope type, the arrays of an engine, and the start and the end of the verdict
+VERDICTS = [
+    ("default", {"inv_freq": ODD}, ODD_PAIR, "wrong in pairs 5 to 5"),
+    ("default", ONE_WRONG, WORST, "wrong in pairs 7 to 7, positions 242 to 242"),
+    ("default", given(PLAIN, np.arange(8192), None), "agrees", "cos (float64), sin (float64)"),
+    ("default", given(PLAIN, NARROW, None), "bfloat16 positions: ", ""),
+    ("yarn", layers(1, 1, 1, 1), "agrees", ""),
+    ("yarn", layers(1, 1, 1 / YARN[1], 1), "differs: cos[2] is off by 0.139 at position ", ""),
+    ("yarn", {"inv_freq": [YARN[0], YARN[0]]}, "agrees", ""),
+    ("yarn", {"inv_freq": [YARN[0], YARN[0], PLAIN[0]]}, "differs: inv_freq[2] is off by ", ""),
+    # without the pairs that do not turn
+    ("proportional", given((RIGHT["proportional"][0][:16], 1.0)), "agrees", ""),
+    ("default", given(PLAIN, np.array([7]), 7), "agrees", ""),
+    ("default", given(PLAIN, np.arange(1, 257), np.arange(256, dtype="u1")), TOO_LARGE, ""),
+    ("default", given(PLAIN, np.arange(1, 257), np.arange(256, dtype="u8")), TOO_LARGE, ""),
+    ("default", FAR, "agrees", ""),
+    ("default", {"inv_freq": 1.02 * PLAIN[0].astype(BF16)}, "differs: ", ""),
+    *(("default", {"inv_freq": PLAIN[0].astype(dtype)}, "agrees", f"; cannot exclude: {name}")
+      for name, dtype in NARROW_FREQUENCIES.items()),
+    *(("default", {"inv_freq": PLAIN[0].astype(dtype).astype(np.float32)}, name, "")
+      for name, dtype in NARROW_FREQUENCIES.items()),
+    ("default", {**FAR, "cos": FAR["sin"], "sin": FAR["cos"]}, "cos and sin swapped: ", ""),
+]  # fmt: skip
 
 
-def test_a_long_table():
-    positions = np.arange(8192)
-    cos, sin = tables(*PLAIN, positions)
-    assert str(report().check(cos=cos, sin=sin)).endswith("cos (float64), sin (float64)")
-    cos, sin = tables(*PLAIN, positions.astype(BF16).astype(float))
-    assert named(report().check(cos=cos, sin=sin), "bfloat16 positions")
+@pytest.mark.parametrize(("kind", "arrays", "start", "end"), VERDICTS)
+def test_verdicts(kind, arrays, start, end):
+    assert says(report(kind).check(**arrays), start, end)
 
 
-def test_one_of_several_layers():
-    cos, sin = (np.stack([np.tile(x, 2)] * 4).astype(np.float32) for x in tables(*YARN))
-    assert report("yarn").check(cos=cos, sin=sin, positions=POSITIONS)
-    cos[2], sin[2] = cos[2] / YARN[1], sin[2] / YARN[1]
-    verdict = report("yarn").check(cos=cos, sin=sin, positions=POSITIONS)
-    assert verdict[:2] == (False, ())
-    assert str(verdict).startswith("differs: cos[2] is off by 0.139 at position ")
-    stack = np.stack([YARN[0], YARN[0], PLAIN[0]])
-    assert str(report("yarn").check(inv_freq=stack)).startswith("differs: inv_freq[2] is off by ")
-    assert report("yarn").check(inv_freq=stack[:2])
+LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": TRAINED}
+YARN_KEYS = {**SCALED, "rope_type": "yarn", "rope_theta": THETA}
+LLAMA_WITH_YARN = {**LLAMA, "rope_parameters": YARN_KEYS}
 
 
-def test_shapes_and_positions():
-    cos, sin = tables(RULES["proportional"][1][0][:16], 1.0)  # without the pairs that do not turn
-    assert report("proportional").check(cos=cos, sin=sin, positions=POSITIONS)
-    cos, sin = tables(*PLAIN, np.array([7]))
-    assert report().check(cos=cos, sin=sin, positions=7)
-    for dtype in ("uint8", "uint64"):
-        positions = np.arange(256).astype(dtype)
-        cos, sin = tables(*PLAIN, np.arange(1, 257))
-        wrong = report().check(cos=cos, sin=sin, positions=positions)
-        assert named(wrong, "positions off by one (too large)")
-        far = positions[:, None].astype(int) + (np.arange(1, 9) << 20)  # beyond float16
-        cos, sin = (x.reshape(256, 8, 32) for x in tables(*PLAIN, far.ravel()))
-        assert report().check(cos=cos, sin=sin, positions=far)
-        assert named(report().check(cos=sin, sin=cos, positions=far), "cos and sin swapped")
-
-
-@pytest.mark.parametrize("dtype", DTYPES[2:])
-def test_narrow_frequencies(dtype):
-    inv_freq, name = PLAIN[0].astype(dtype), f"{np.dtype(dtype).name} frequencies"
-    assert str(report().check(inv_freq=inv_freq)).endswith(f"; cannot exclude: {name}")
-    assert str(report().check(inv_freq=1.02 * inv_freq)).startswith("differs")
-    assert named(report().check(inv_freq=inv_freq.astype(np.float32)), name)
-
-
-def test_float32_angles_hide_no_other_mistake():
+def test_float32_angles_hide_no_other_mistake(tmp_path):
     for factor, mistake in ((1.0, "attention factor dropped"), (YARN[1], "float32 angles")):
-        cos, sin = (x.astype(np.float32) for x in rounding(np.float32, *EACH)(YARN[0], factor))
+        cos, sin = (x.astype(np.float32) for x in TABLES["float32 angles"](0, 0, YARN[0], factor))
         arrays = {"cos": cos, "sin": sin, "positions": POSITIONS}
-        assert named(report("yarn").check(**arrays), mistake)
+        assert says(report("yarn").check(**arrays), mistake)
         accepted = report("yarn").check(**arrays, float32_angles=True)
-        assert bool(accepted) == (factor != 1)
+        assert says(accepted, mistake if factor == 1 else "agrees")
         assert "float32 angles" not in str(accepted)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_WITH_YARN))
+    np.savez(tmp_path / "engine.npz", **arrays)
+    command = ["rope", str(tmp_path), "--check", str(tmp_path / "engine.npz")]
+    assert (main(command), main([*command, "--float32-angles"])) == (1, 0)
 
 
-ONES, ZEROS = np.ones((4, 32)), np.zeros((4, 32))
+ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
+TOO_FAR = "position 5958 rope_report needs a length above"
+NO_TURN = "cannot show a rotation"
+NO_BASE = "needs rope_theta, the base of RoPE; got the keys"
+NO_ROPE = "a model with RoPE, and this one has"
+# Arrays or a configuration, and the error that names what is wrong with them
 REFUSED = [
-    ({}, ValueError, r"check needs inv_freq \(..., 32\), or cos .* got the shapes {'positions'"),
-    ({"positions": [1]}, ValueError, "check needs inv_freq"),
-    ({"cos": ONES}, ValueError, r"got the shapes {'cos': \(4, 32\)"),
-    ({"cos": ONES, "sin": ONES[:2]}, ValueError, r"'sin': \(2, 32\)"),
-    ({"q": np.ones((4, DIM))}, ValueError, r"or q and rotated \(..., L, 64\)"),
-    ({"q": np.ones((4, 60)), "rotated": np.ones((4, 60))}, ValueError, "L, 64.* got the shapes"),
-    ({"cos": ONES * np.nan, "sin": ONES}, ValueError, "cos must be finite and below"),
-    ({"inv_freq": ONES[0] * np.inf}, ValueError, "inv_freq must be finite"),
-    ({"q": np.full((4, DIM), 1e308), "rotated": np.ones((4, DIM))}, ValueError, "below 1e100"),
-    ({"inv_freq": []}, ValueError, r"got the shapes {'inv_freq': \(0,\)}"),
-    ({"cos": ONES[0], "sin": ONES[0]}, ValueError, r"got the shapes {'cos': \(32,\)}"),
-    ({"inv_freq": ONES[0, :31]}, ValueError, r"inv_freq \(..., 32\).*\(31,\)"),
-    ({"cos": ONES[:, :31], "sin": ONES[:, :31]}, ValueError, "L, 32 or 64"),
-    ({"cos": ONES, "sin": ONES, "positions": [1, 2, 3]}, ValueError, "do not broadcast"),
-    ({"cos": ONES, "sin": ONES, "positions": [0.5]}, TypeError, "positions must hold integers"),
-    ({"inv_freq": ["a"]}, TypeError, "inv_freq must hold real numbers"),
-    ({"cos": ONES, "sin": ZEROS, "positions": [0]}, ValueError, "cannot show a rotation"),
-    ({"cos": ONES, "sin": ZEROS, "inv_freq": PLAIN[0], "positions": [0]}, ValueError, "cannot sh"),
-    ({"cos": ONES, "sin": ZEROS, "positions": [0] * 4}, ValueError, "cannot show a rotation"),
-    ({"q": np.zeros((4, DIM)), "rotated": np.zeros((4, DIM))}, ValueError, "cannot show a rot"),
-    ({"cos": ONES[:, None], "sin": ZEROS[:, None]}, ValueError, "with positions if L is 1"),
+    ({}, r"check needs inv_freq \(..., 32\), or cos .* got the shapes {'positions'"),
+    ({"cos": ONES}, r"got the shapes {'cos': \(4, 32\)"),
+    ({"cos": ONES, "sin": ONES[:2]}, r"'sin': \(2, 32\)"),
+    ({"q": HEADS}, r"or q and rotated \(..., L, 64\)"),
+    ({"q": HEADS[:, :60], "rotated": HEADS[:, :60]}, "L, 64.* got the shapes"),
+    ({"cos": ONES * np.nan, "sin": ONES}, "cos must be finite and below"),
+    ({"q": 1e308 * HEADS, "rotated": HEADS}, "q must be finite and below 1e100"),
+    ({"inv_freq": []}, r"got the shapes {'inv_freq': \(0,\)}"),
+    ({"cos": ONES[0], "sin": ONES[0]}, r"got the shapes {'cos': \(32,\)}"),
+    ({"inv_freq": ONES[0, :31]}, r"inv_freq \(..., 32\).*\(31,\)"),
+    ({"cos": ONES[:, :31], "sin": ONES[:, :31]}, "L, 32 or 64"),
+    ({"cos": ONES, "sin": ONES, "positions": [1, 2, 3]}, "do not broadcast"),
+    ({"cos": ONES, "sin": ONES, "positions": [0.5]}, "TypeError: positions must hold integers"),
+    ({"inv_freq": ["a"]}, "TypeError: inv_freq must hold real numbers"),
+    ({"cos": ONES, "sin": ZEROS, "positions": [0]}, NO_TURN),
+    ({**given(PLAIN, np.array([0])), "inv_freq": PLAIN[0]}, NO_TURN),
+    ({"q": 0 * HEADS, "rotated": 0 * HEADS}, NO_TURN),
+    ({"cos": ONES[:, None], "sin": ZEROS[:, None]}, "with positions if L is 1"),
+]
+MISCONFIGURED = [
+    ({"hidden_size": None}, "needs head_dim, or hidden_size .* got the keys hid"),
+    ({"rope_parameters": 3}, "TypeError: rope_parameters must be a dict, got 3"),
+    ({"rope_parameters": {"rope_type": "spiral"}}, "unknown rope_type"),
+    ({"rope_parameters": {"rope_type": "llama3"}}, "llama3' needs factor"),
+    ({"head_dim": "64"}, "TypeError: head_dim must be an integer"),
+    ({"hidden_size": "64"}, "TypeError: hidden_size must be an integer"),
+    ({"max_position_embeddings": "9", "rotary_dim": 4}, "TypeError: max_length must be an int"),
+    ({"rotary_dim": 0}, "needs a pair that turns"),
+    ({"model_type": "bert"}, NO_BASE),
+    ({"rope_ratio": 500}, NO_BASE),
+    ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
+    ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
 ]
 
 
-@pytest.mark.parametrize(("arrays", "error", "words"), REFUSED)
-def test_what_cannot_be_compared_is_refused(arrays, error, words):
-    with pytest.raises(error, match=words):
-        report().check(**arrays)
+def configured(**keys):
+    return wavepe.rope_report({**LLAMA, **keys})
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_follow_the_length_need_it(kind):
-    arrays = dict(zip(("cos", "sin"), tables(*RULES[kind][1]), strict=True), positions=POSITIONS)
-    assert report(kind).check(**arrays)
-    with pytest.raises(ValueError, match="position 5958 rope_report needs a length above"):
-        report(kind, length=None).check(**arrays)
+@pytest.mark.parametrize(
+    ("call", "wrong", "words"),
+    [
+        *((report().check, *row) for row in REFUSED),
+        *((configured, *row) for row in MISCONFIGURED),
+        *((report(x, None).check, given(RIGHT[x]), TOO_FAR) for x in ("dynamic", "longrope")),
+    ],
+)
+def test_what_is_refused(call, wrong, words):
+    _, of_type, words = words.rpartition("TypeError: ")
+    with pytest.raises(TypeError if of_type else ValueError, match=words):
+        call(**wrong)
 
 
-# ---------------------------------------------------------------- configurations
-
-LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": TRAINED}
-GEMMA = {
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-    "rope_scaling": {"type": "linear", "factor": 8.0},
-}
-TYPES = {
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "none": None,
-}  # fmt: skip
-PHI = {
-    "rope_scaling": {"type": "su", "short_factor": [1.5] * 32, "long_factor": [3.0] * 32,
-                     ORIGINAL: 7}, ORIGINAL: BEFORE,
-}  # fmt: skip
+GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0}, {"rope_type": "default", "rope_theta": 1e4}
+TYPES = {"full_attention": {**GLOBAL, "rope_theta": 1e6}, "sliding_attention": LOCAL, "none": None}
+LAYERED = [
+    {"rope_parameters": TYPES},
+    {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": GLOBAL},  # Gemma 3
+]
+PHI = {"rope_scaling": {**DIVISORS, "type": "su", ORIGINAL: 7}, ORIGINAL: BEFORE}
 CONFIGS = [
     ({"rope_theta": 3e4}, oracle.default(DIM, 3e4)),
     ({"rope_scaling": None}, oracle.default(DIM, 1e4)),
@@ -397,9 +344,8 @@ CONFIGS = [
     ({"qk_rope_head_dim": 16, "head_dim": 24}, oracle.default(16, 1e4)),
     ({"text_config": {**LLAMA, "rope_theta": 3e4}}, oracle.default(DIM, 3e4)),
     ({"rope_theta": 3e4, "rope_scaling": {"type": "mrope"}}, oracle.default(DIM, 3e4)),
-    (PHI, oracle.longrope(DIM, 1e4, [1.5] * 32, 4.0, BEFORE)),
-    (GEMMA, oracle.linear(DIM, 1e6, 8.0)),
-    ({"rope_parameters": TYPES}, oracle.linear(DIM, 1e6, 8.0)),
+    (PHI, oracle.longrope(DIM, 1e4, SHORT, 4.0, BEFORE)),
+    *((config, oracle.linear(DIM, 1e6, 8.0)) for config in LAYERED),
     ({"global_rope_theta": 3e4, "local_rope_theta": 5.0}, oracle.default(DIM, 3e4)),
 ]
 
@@ -415,38 +361,14 @@ def test_keys_of_configurations(config, wanted, tmp_path):
     assert json.loads(referee.to_json())["inv_freq"] == referee.inv_freq.tolist()
 
 
-@pytest.mark.parametrize("config", [GEMMA, {"rope_parameters": TYPES}])
+@pytest.mark.parametrize("config", LAYERED)
 def test_layer_types_are_told_apart(config):
-    full, sliding = (
-        wavepe.rope_report({**LLAMA, **config}, layer_type=x) for x in TYPES if x != "none"
-    )
+    full, sliding = (wavepe.rope_report({**LLAMA, **config}, layer_type=x) for x in [*TYPES][:2])
     verdict = full.check(inv_freq=sliding.inv_freq)
-    assert named(verdict, "rotation of the layer type sliding_attention")
+    assert says(verdict, "rotation of the layer type sliding_attention: ")
     assert str(full).startswith("layers full_attention (others: sliding_attention)")
     with pytest.raises(ValueError, match=r"unknown layer_type 'none'.*full_attention"):
         wavepe.rope_report({**LLAMA, **config}, layer_type="none")
-
-
-@pytest.mark.parametrize(
-    ("config", "error", "words"),
-    [
-        ({"hidden_size": None}, ValueError, "needs head_dim, or hidden_size .* got the keys hid"),
-        ({"rope_parameters": 3}, TypeError, "rope_parameters must be a dict, got 3"),
-        ({"rope_parameters": {"rope_type": "spiral"}}, ValueError, "unknown rope_type"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, ValueError, "llama3' needs factor"),
-        ({"head_dim": "64"}, TypeError, "head_dim must be an integer"),
-        ({"hidden_size": "64"}, TypeError, "hidden_size must be an integer"),
-        ({"max_position_embeddings": "9", "rotary_dim": 4}, TypeError, "max_length must be an int"),
-        ({"rotary_dim": 0}, ValueError, "needs a pair that turns"),
-        ({"model_type": "bert"}, ValueError, "needs rope_theta, the base of RoPE; got the keys"),
-        ({"rope_ratio": 500}, ValueError, "needs rope_theta, the base of RoPE; got the keys"),
-        ({"rope_theta": 1e4, "alibi": True}, ValueError, "with RoPE, and this one has 'alibi'"),
-        ({"position_embedding_type": "absolute"}, ValueError, "this one has 'absolute'"),
-    ],
-)
-def test_wrong_configurations_are_refused(config, error, words):
-    with pytest.raises(error, match=words):
-        wavepe.rope_report({**LLAMA, **config})
 
 
 def test_the_text_says_where_the_rule_changes():
@@ -457,79 +379,70 @@ def test_the_text_says_where_the_rule_changes():
     kept, whole = (divided == 1).sum(), np.isclose(divided, 4, rtol=1e-12).sum()
     text = str(report("yarn", unknown_key=1))
     divisors = {int(row[0]): row[1] for row in rows(text)}
-    assert divisors[kept - 1] == divisors[0] == "1"
-    assert divisors[kept] == f"{divided[kept]:.5g}" != "1"
-    assert divisors[32 - whole] == divisors[31] == "4"
-    assert divisors[31 - whole] == f"{divided[31 - whole]:.5g}" != "4"
+    assert 0 < kept < 32 - whole < 31
+    for pair in (0, kept - 1, kept, 31 - whole, 32 - whole, 31):
+        assert divisors[pair] == f"{divided[pair]:.5g}"
     assert "unknown keys in scaling for rope_type 'yarn': unknown_key\n" in text
     assert "attention factor 1.1386" in text
     turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (TRAINED, LENGTH)]
     assert rows(text)[-1] == ["31", "4", f"{2 * np.pi / inv_freq[-1]:.5g}", *turns]
     assert rows(report("proportional"))[-1] == ["31", "inf", "inf", "0", "0"]
-    assert "gives no base: 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
+    assert "gives no base, so 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
 
 
-# ---------------------------------------------------------------- files and the command
+def packed(x):
+    """Return the number of a value's type in GGUF, and its bytes."""
+    if isinstance(x, str):
+        return 8, struct.pack("<Q", len(x)) + x.encode()
+    if isinstance(x, list):
+        return 9, struct.pack("<IQ", 8, len(x)) + b"".join(packed(y)[1] for y in x)
+    return (4, struct.pack("<I", x)) if isinstance(x, int) else (6, struct.pack("<f", x))
 
 
-def gguf(values, tensors=(), version=3, kind=0):
-    """Write metadata (name, struct's letter or "s" or "a", value) and float32 tensors as GGUF."""
-    kinds = {"I": 4, "f": 6, "s": 8, "a": 9}
-
-    def text(x):
-        return struct.pack("<Q", len(x)) + x.encode()
-
+def gguf(values, tensors=None, version=3, kind=0):
+    """Write metadata and float32 tensors as GGUF."""
+    tensors = tensors or {}
     data = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(values))
-    for name, letter, value in values:
-        data += text(name) + struct.pack("<I", kinds[letter])
-        if letter == "a":
-            data += struct.pack("<IQ", 8, len(value)) + b"".join(map(text, value))
-        else:
-            data += text(value) if letter == "s" else struct.pack(f"<{letter}", value)
+    for name, value in values.items():
+        number, written = packed(value)
+        data += packed(name)[1] + struct.pack("<I", number) + written
     offset = 0
-    for name, numbers in tensors:
-        data += text(name) + struct.pack("<IQIQ", 1, len(numbers), kind, offset)
+    for name, numbers in tensors.items():
+        data += packed(name)[1] + struct.pack("<IQIQ", 1, len(numbers), kind, offset)
         offset += -(-4 * len(numbers) // 32) * 32
-    for _, numbers in tensors:
+    for numbers in tensors.values():
         data += b"\0" * (-len(data) % 32) + np.asarray(numbers, "<f4").tobytes()
     return data
 
 
-META = [
-    ("general.architecture", "s", "llama"), ("tokenizer.ggml.tokens", "a", ["a", "bc"]),
-    ("llama.context_length", "I", TRAINED), ("llama.embedding_length", "I", 512),
-    ("llama.attention.head_count", "I", 8), ("llama.rope.freq_base", "f", THETA),
-]  # fmt: skip
-SCALING = [
-    ("llama.rope.scaling.type", "s", "yarn"), ("llama.rope.scaling.factor", "f", 4.0),
-    ("llama.rope.scaling.original_context_length", "I", BEFORE),
-]  # fmt: skip
+MODEL = {
+    "general.architecture": "llama", "tokenizer.ggml.tokens": ["a", "bc"],
+    "llama.context_length": TRAINED, "llama.embedding_length": 512, "llama.attention.head_count": 8,
+}  # fmt: skip
+META = {**MODEL, "llama.rope.freq_base": THETA}
+SCALING = {"type": "yarn", "factor": 4.0, "original_context_length": BEFORE}
 
 
 def test_gguf(tmp_path):
     path = tmp_path / "model.gguf"
-    path.write_bytes(gguf(META + SCALING))
+    path.write_bytes(gguf(META | {f"llama.rope.scaling.{k}": x for k, x in SCALING.items()}))
     referee = wavepe.rope_report(path)
     np.testing.assert_allclose(referee.inv_freq, YARN[0], rtol=1e-14)
     cos, sin = tables(*YARN)
-    q, at = queries(), {"positions": POSITIONS}
     for interleaved in (False, True):  # the metadata does not say which
-        assert referee.check(q=q, rotated=rotate(q, cos, sin, interleaved), **at)
-        wrong = referee.check(q=q, rotated=rotate(q, cos, -sin, interleaved), **at)
-        assert named(wrong, "sign (the inverse rotation)")
-    divisors = PLAIN[0] / RULES["llama3"][1][0]  # llama3's rule is a tensor there
-    tensors = [("other.weight", [1.0] * 9), ("rope_freqs.weight", divisors)]
-    path.write_bytes(data := gguf(META, tensors))
-    np.testing.assert_allclose(wavepe.rope_report(path).inv_freq, RULES["llama3"][1][0], rtol=1e-7)
-    for end in range(4, len(data)):
-        path.write_bytes(data[:end])
-        with pytest.raises(ValueError, match="is not a whole GGUF file"):
-            wavepe.rope_report(path)
+        for sign, start in ((1, "agrees"), (-1, "sign (the inverse rotation): ")):
+            rotated = rotate(Q, cos, sign * sin, interleaved)
+            assert says(referee.check(q=Q, rotated=rotated, positions=POSITIONS), start)
+    divisors = PLAIN[0] / RIGHT["llama3"][0]  # llama3's rule is a tensor there
+    tensors = {"other.weight": [1.0] * 9, "rope_freqs.weight": divisors}
+    path.write_bytes(whole := gguf(META, tensors))
+    np.testing.assert_allclose(wavepe.rope_report(path).inv_freq, RIGHT["llama3"][0], rtol=1e-7)
     for data, words in (
-        (gguf([*META, ("general.alignment", "I", 0)]), "is not a whole GGUF file of a model"),
+        *((whole[:end], "is not a whole GGUF file") for end in range(4, len(whole))),
+        (gguf({**META, "general.alignment": 0}), "is not a whole GGUF file of a model"),
         (gguf(META, version=1), "needs the version 2 or 3, little-endian; got 1"),
         (gguf(META, tensors, kind=1), "rope_freqs.weight must hold float32, got the GGUF type 1"),
-        (gguf(META[:5]), "needs rope_theta"),  # a model without RoPE
+        (gguf(MODEL), "needs rope_theta"),  # a model without RoPE
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=words):
@@ -538,28 +451,31 @@ def test_gguf(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "json", "safetensors", "bf16.safetensors"])
 def test_the_command(suffix, tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_theta": THETA}))
-    command, file = ["rope", str(tmp_path)], tmp_path / f"engine.{suffix}"
-    assert main(command) == 0
-    assert capsys.readouterr().out == f"{wavepe.rope_report(tmp_path)}\n"
-    dtype = BF16 if suffix.startswith("bf16") else np.float32
-    for theta, code, words in ((THETA, 0, "agrees"), (1e4, 1, "base 10000 in place of theta")):
-        inv_freq = oracle.default(DIM, theta)[0].astype(dtype)
-        cos, sin = (x.astype(dtype) for x in tables(*oracle.default(DIM, theta), np.arange(9)))
-        arrays = {"inv_freq": inv_freq, "cos": cos, "sin": sin, "positions": np.arange(9)}
-        if suffix == "npy":
-            np.save(file, inv_freq)
-        elif suffix == "npz":
-            np.savez(file, **arrays, other=np.ones(2))
-        elif suffix == "json":
-            file.write_text(json.dumps({name: x.tolist() for name, x in arrays.items()}))
-        else:
-            narrow = torch.bfloat16 if dtype is BF16 else torch.float32
-            tensors = {k: torch.tensor(x.astype(float), dtype=narrow) for k, x in arrays.items()}
-            tensors["positions"] = torch.arange(9)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_WITH_YARN))
+    command, file = ["rope", str(tmp_path), "--length", "100"], tmp_path / f"engine.{suffix}"
+    assert main([*command, "--dump", str(tmp_path / "right.npz")]) == 0
+    assert capsys.readouterr().out == f"{wavepe.rope_report(tmp_path, length=100)}\n"
+    right, wrong = dict(np.load(tmp_path / "right.npz")), rules(1e4)["yarn"]
+    at = np.array([0, *(2**k for k in range(7)), 99])
+    for name, wanted in {"inv_freq": YARN[0], **given(YARN, at)}.items():
+        np.testing.assert_allclose(right[name], wanted, rtol=1e-13)
+    dtype = torch.bfloat16 if suffix.startswith("bf16") else torch.float32
+    for arrays, code, start in (
+        (right, 0, "agrees"),
+        ({"inv_freq": wrong[0], **given(wrong, at)}, 1, "base 10000 in place of theta: "),
+    ):
+        tensors = {k: torch.tensor(x, dtype=dtype) for k, x in arrays.items()}
+        tensors["positions"] = torch.from_numpy(at)
+        if "safetensors" in suffix:
             save_file(tensors, file, {"format": "pt"})
+        elif suffix == "npz":
+            np.savez(file, **tensors, other=np.ones(2))
+        elif suffix == "npy":
+            np.save(file, tensors["inv_freq"])
+        else:
+            file.write_text(json.dumps({name: x.tolist() for name, x in tensors.items()}))
         assert main([*command, "--check", str(file)]) == code
-        assert capsys.readouterr().out.startswith(words)
+        assert capsys.readouterr().out.startswith(start)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "json", "safetensors", "txt", "gone"])
@@ -572,25 +488,3 @@ def test_what_cannot_be_read_has_the_exit_code_2(suffix, tmp_path, capsys):
         for argv in (["rope", str(tmp_path), "--check", str(file)], ["rope", str(file)]):
             assert main(argv) == 2
             assert capsys.readouterr().err.startswith("wavepe rope: error: ")
-
-
-def test_a_dump_is_what_an_engine_must_give(tmp_path, capsys):
-    config, dump = tmp_path / "config.json", str(tmp_path / "right.npz")
-    rope = {**RULES["yarn"][0], "rope_type": "yarn", "rope_theta": THETA}
-    config.write_text(json.dumps({**LLAMA, "rope_parameters": rope}))
-    command = ["rope", str(config), "--length", "100"]
-    assert main([*command, "--dump", dump]) == 0
-    assert np.load(dump)["positions"].tolist() == [0, *(2**k for k in range(7)), 99]
-    assert main([*command, "--check", dump]) == 0
-    cos = tables(*YARN, np.load(dump)["positions"])[0]
-    np.testing.assert_allclose(np.load(dump)["cos"], cos, rtol=1e-13)
-    far = (np.float32([[99], [9999]]) * YARN[0].astype(np.float32)).astype(float)
-    np.savez(dump, cos=YARN[1] * np.cos(far), sin=YARN[1] * np.sin(far), positions=[99, 9999])
-    capsys.readouterr()
-    assert main([*command, "--check", dump]) == 1
-    assert capsys.readouterr().out.startswith("float32 angles: ")
-    assert main([*command, "--check", dump, "--float32-angles"]) == 0
-
-
-def test_examples():
-    assert doctest.testmod(module).failed == 0

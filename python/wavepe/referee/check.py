@@ -18,7 +18,7 @@ from ..common.errors import require
 from ..common.files import leading_names, read_object
 from .engine import FLOAT32, Arrays, Engine, mistaken, rounded
 
-_AXES = {"inv_freq": 1, "cos": 2, "sin": 2, "q": 2, "rotated": 2}  # the fewest of each array
+_AXES = {"inv_freq": 1, "cos": 2, "sin": 2, "q": 2, "rotated": 2}  # the fewest axes of each
 NAMES = (*_AXES, "positions")
 _SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8"}
 
@@ -67,7 +67,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
-    """Read safetensors: the size of a header, the header in JSON, numbers."""
+    """Read safetensors: the size of the header, the header in JSON, and the numbers."""
     start = 8 + int.from_bytes(data[:8], "little")
     if b'"BF16"' in data[8:start]:
         require("a file with bfloat16", ml_dtypes="bfloat16")
@@ -89,7 +89,7 @@ def checked_arrays(engine: Engine, inputs: Mapping[str, Any], float32: bool) -> 
         if array.ndim < _AXES[name] or not array.size:
             raise _misfit(engine, {name: array.shape})
         values[name] = array.astype(np.float64)
-        if not (np.abs(values[name]) < 1e100).all():  # beyond, tolerances overflow
+        if not (np.abs(values[name]) < 1e100).all():  # else tolerances overflow
             raise ValueError(f"{name} must be finite and below 1e100, got NaN or larger numbers")
         dtypes[name] = _dtype(name, array.dtype.name, values[name])
     shapes = {name: array.shape for name, array in values.items()}
@@ -98,7 +98,7 @@ def checked_arrays(engine: Engine, inputs: Mapping[str, Any], float32: bool) -> 
     positions = checks.position_array("positions", counted if places is None else places)
     positions = np.atleast_1d(positions).astype(np.int64)
     if positions.size == positions.shape[-1]:
-        positions = positions.ravel()  # its leading axes are 1
+        positions = positions.ravel()  # all other axes have length 1
     fit = all(shapes.get(x) == shapes.get(y) for x, y in (("cos", "sin"), ("q", "rotated")))
     fit = fit and all(checks.broadcast("positions", positions.shape, x) == x for x in leading)
     unplaced = places is None and leading and counted.size == 1
@@ -117,7 +117,7 @@ def _misfit(engine: Engine, shapes: Mapping[str, tuple[int, ...]]) -> ValueError
 
 
 def _dtype(name: str, dtype: str, values: np.ndarray) -> str:
-    """Return the dtype of an array: of a wide one the narrowest that holds each of its values.
+    """Return the dtype of an array; for a wide one the narrowest that holds all of its values.
 
     Files often hold narrow numbers in a wide dtype. A wide inv_freq of 16-bit numbers is a mistake.
     """
@@ -129,7 +129,7 @@ def _dtype(name: str, dtype: str, values: np.ndarray) -> str:
 
 def check(right: Engine, others: Mapping[str, Engine], arrays: Arrays) -> Verdict:
     """Compare arrays with those of the right engine; `others` are those of other layer types."""
-    if right.interleaved is None:  # a GGUF file: both orders are right
+    if right.interleaved is None:  # both orders are right for a GGUF file
         verdicts = [check(replace(right, interleaved=x), others, arrays) for x in (False, True)]
         return max(verdicts, key=lambda x: (x.agrees, bool(x.mistakes), "read as" not in x.text))
     kind, at = right.parameters["rope_type"], arrays.positions
@@ -176,14 +176,14 @@ def joined(verdicts: Mapping[int, Verdict]) -> Verdict:
 
 
 def _compare(engine: Engine, arrays: Arrays) -> tuple[int, float, Any]:
-    """Return how many numbers are not the engine's, up to rounding; the mean difference in units of
-    the tolerance; and the numbers of the engine, None if it has other shapes."""
+    """Return how many numbers differ from the engine's by more than rounding, the mean difference
+    in units of the tolerance, and its numbers, which are None if it has other shapes."""
     if (expected := engine.predict(arrays)) is None:
         return sys.maxsize, np.inf, None
     misses, error = 0, 0.0
     for name, (value, tolerance) in expected.items():
         off = np.abs(arrays.values[name] - value)
-        misses += int((~(off <= tolerance)).sum())  # NaN counts
+        misses += int((~(off <= tolerance)).sum())  # NaN counts as a difference
         error += np.nan_to_num(off).mean() / (tolerance.max() or 1.0)
     return misses, error, [x[0].tobytes() for x in expected.values()]
 

@@ -33,10 +33,9 @@ class Arrays(NamedTuple):
         """Return some positions, by which mistakes can be told apart."""
         # The step is odd, because 16-bit numbers hold multiples of a power of two up to high ones.
         step = len(self.positions) // 256 | 1 if self.positions.ndim == 1 else 1
-        values = {k: x if k == "inv_freq" else x[..., ::step, :] for k, x in self.values.items()}
-        return self._replace(
-            values=values, positions=self.positions[::step], q=self.q[..., ::step, :]
-        )
+        rows = np.s_[..., ::step, :]
+        values = {k: x if k == "inv_freq" else x[rows] for k, x in self.values.items()}
+        return self._replace(values=values, positions=self.positions[::step], q=self.q[rows])
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ class Engine:
             inv_freq, factor = rope_frequencies(
                 self.dim, scaling=self.parameters, length=self.length, max_length=self.max_length
             )
-        return self._rounded(
-            "frequencies", inv_freq
-        ), factor if self.factor is None else self.factor
+        factor = factor if self.factor is None else self.factor
+        return self._rounded("frequencies", inv_freq), factor
 
     def having(self, **changes: Any) -> Engine:
         """Return the engine with other parameters; None removes one."""
@@ -109,7 +107,7 @@ class Engine:
         tables = dict(zip(("cos", "sin"), self.tables(arrays.positions), strict=True))
         relative = _ROUNDINGS * _STEPS["float32" if arrays.float32 else "float64"]
         turned = relative * np.abs(arrays.positions[..., None] * inv_freq)
-        made, scale = {}, abs(factor)
+        made = {}
         for name, array in arrays.values.items():
             step, pairs = _STEPS[arrays.dtypes[name]], self.pairs(name, array.shape[-1])
             if pairs is None:
@@ -121,19 +119,18 @@ class Engine:
                 tolerance += 2.0**-24 * (arrays.dtypes[name] == "float16")  # its smallest number
             elif name == "rotated":
                 value = rope(arrays.q, *tables.values(), interleaved=bool(self.interleaved))
-                size = scale * np.sqrt(2) * np.abs(arrays.q).max(-1, keepdims=True)
+                size = abs(factor) * np.sqrt(2) * np.abs(arrays.q).max(-1, keepdims=True)
                 tolerance = size * (3 * step + turned[..., pairs] * (pairs >= 0))
             else:
                 value = tables[name][..., pairs]
-                tolerance = scale * (2 * step + turned[..., pairs])
+                tolerance = abs(factor) * (2 * step + turned[..., pairs])
             made[name] = value, tolerance
         return made
 
 
 def probes(length: int) -> np.ndarray:
     """Return positions that show most mistakes: 0, the powers of two, and the last one."""
-    powers = {1 << k for k in range((length - 1).bit_length())}
-    return np.array(sorted({0, length - 1, *powers}))
+    return np.unique([0, length - 1, *(1 << k for k in range((length - 1).bit_length()))])
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -141,7 +138,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):
             return x.astype(dtype).astype(np.float64)
-    bits = x.astype(np.float32).view(np.uint32)  # NumPy has no bfloat16: cut to the nearest even
+    bits = x.astype(np.float32).view(np.uint32)  # rounded, ties to even
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(np.float64)
 
@@ -154,11 +151,6 @@ def _other_exponents(right: Engine) -> Engine:
     part, theta = (right.parameters[key] for key in ("partial_rotary_factor", "rope_theta"))
     power = 1 / part if right.parameters["rope_type"] == "proportional" else part
     return right.having(rope_theta=theta**power)
-
-
-def _exchanged(right: Engine, one: str, other: str, **defaults: float) -> Engine:
-    values = {**defaults, **right.parameters}
-    return right.having(**{one: values[other], other: values[one]})
 
 
 # The name of each mistake, and a function from the right engine to one that makes it. A rope type
@@ -191,10 +183,12 @@ MISTAKES: dict[str, Callable[[Engine], Engine]] = {
     "base 10000 in place of theta": lambda x: x.having(rope_theta=DEFAULT_THETA),
     "yarn bounds truncated": lambda x: x.having(truncate=True),
     "yarn bounds not truncated": lambda x: x.having(truncate=False),
-    "beta_fast and beta_slow swapped": lambda x: _exchanged(
-        x, "beta_fast", "beta_slow", beta_fast=32.0, beta_slow=1.0
+    "beta_fast and beta_slow swapped": lambda x: x.having(
+        beta_fast=x.parameters.get("beta_slow", 1.0), beta_slow=x.parameters.get("beta_fast", 32.0)
     ),
-    "short and long factors swapped": lambda x: _exchanged(x, "short_factor", "long_factor"),
+    "short and long factors swapped": lambda x: x.having(
+        short_factor=x.parameters["long_factor"], long_factor=x.parameters["short_factor"]
+    ),
     "original length missing": lambda x: x.having(**{ORIGINAL: None}),
     "partial rotation ignored": lambda x: x.having(partial_rotary_factor=None),
     "partial rotation of a quarter of the head": lambda x: x.having(partial_rotary_factor=0.25),

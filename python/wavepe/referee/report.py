@@ -55,7 +55,7 @@ _DIVISORS = {
 
 @dataclass(frozen=True, eq=False)
 class RopeReport:
-    """The rotation of a configuration. As text it says what turns how fast.
+    """The rotation of a configuration. As text it says how fast each pair turns.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class RopeReport:
     notes : tuple of str
         Remarks: unknown keys, a missing base.
     layer_type, others : str and dict
-        The type of the layers that rotate so, "" for all layers; and the engines of other types.
+        The type of these layers, "" for all layers; and the engines of the other types.
     """
 
     inv_freq: np.ndarray
@@ -121,18 +121,16 @@ class RopeReport:
     def to_json(self) -> str:
         """Return the report as JSON."""
         of_engine = ("dim", "parameters", "max_length", "length", "interleaved")
+        of_report = ("layer_type", "attention_factor", "inv_freq", "turns", "notes")
         written = {key: getattr(self.engine, key) for key in of_engine}
-        for key in ("layer_type", "attention_factor", "inv_freq", "turns", "notes"):
-            written[key] = getattr(self, key)
+        written |= {key: getattr(self, key) for key in of_report}
         return json.dumps(written, indent=2, default=np.ndarray.tolist)
 
     def __str__(self) -> str:
         engine, parameters, pairs = self.engine, self.engine.parameters, self.inv_freq.size
-        plain = engine.having(rope_type="default")
-        if parameters["rope_type"] == "proportional":
-            plain = plain.having(partial_rotary_factor=None)
+        plain = parameters["rope_theta"] ** -(np.arange(pairs) / pairs)
         with np.errstate(divide="ignore"):
-            divisors, tokens = plain.frequencies[0] / self.inv_freq, 2 * np.pi / self.inv_freq
+            divisors, tokens = plain / self.inv_freq, 2 * np.pi / self.inv_freq
         same = [np.isclose(divisors, x, 1e-9) for x in (1, parameters.get("factor", 1))]
         ends = np.flatnonzero(np.diff(same[0] + 2 * same[1]))  # where the rule changes
         rows = np.unique([*np.linspace(0, pairs - 1, 9).astype(int), *ends, *(ends + 1)])
@@ -270,7 +268,7 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         by_type = {"full_attention": rope, "sliding_attention": {"rope_theta": local}}
     if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
-    original = None if by_type else config.get(ORIGINAL)  # Phi-3: it goes before rope's
+    original = None if by_type else config.get(ORIGINAL)  # Phi-3's, which replaces rope's
     outer = {} if original is None else {ORIGINAL: original}
     rest = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     return {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
@@ -279,34 +277,31 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _engine(
     config: Mapping[str, Any], layer_type: str, rope: dict[str, Any], length: int | None
 ) -> tuple[Engine, list[str]]:
-    """Return the right engine of a layer type, and remarks for people."""
+    """Return the right engine of a layer type, and remarks for its report."""
     keys = f"got the keys {', '.join(map(str, config)) or '(none)'}"
     head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4
-    head, sizes = (
-        head or config.get("head_dim"),
-        [config.get(x) for x in ("hidden_size", "num_heads")],
-    )
-    if head is None and None in sizes:
-        raise ValueError(f"a report needs head_dim, or hidden_size and num_attention_heads; {keys}")
+    head = head or config.get("head_dim")
     if head is None:
-        head = checks.integer("hidden_size", sizes[0]) // checks.integer("heads", sizes[1], 1)
+        width, heads = config.get("hidden_size"), config.get("num_heads")
+        if width is None or heads is None:
+            needed = "head_dim, or hidden_size and num_attention_heads"
+            raise ValueError(f"a report needs {needed}; {keys}")
+        head = checks.integer("hidden_size", width) // checks.integer("heads", heads, 1)
     head, max_length = checks.integer("head_dim", head, 1), config.get("trained_length")
     if config.get("rotary_dim") is not None:
         size = checks.integer("rotary_dim", config["rotary_dim"])
         part = size / head if int(size / head * head) == size else math.nextafter(size / head, 1)
-        rope["partial_rotary_factor"] = part  # so that it gives the size again
-    kind: Any = (
-        rope.get("rope_type") or rope.get("type") or ("linear" if rope.get("factor") else None)
-    )
-    rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind)}
+        rope["partial_rotary_factor"] = part  # the size follows from it exactly
+    kind = rope.get("rope_type") or rope.get("type") or "linear" * bool(rope.get("factor"))
+    rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind or None)}
     parameters, notes = standard_parameters(rope, max_length)
     if "rope_theta" not in parameters:
         if _SIGNS.isdisjoint(config):
             raise ValueError(f"a report needs rope_theta, the base of RoPE; {keys}")
         parameters["rope_theta"] = DEFAULT_THETA
-        notes.append("the configuration gives no base: 10000 is taken")
+        notes.append("the configuration gives no base, so 10000 is used")
     pairs = config.get("model_type") in INTERLEAVED or bool(config.get("rope_interleave"))
-    order = None if "gguf" in config else pairs  # GGUF does not say it
+    order = None if "gguf" in config else pairs  # GGUF does not name the order
     engine = Engine(head, parameters, max_length, length, order)
-    engine.frequencies  # noqa: B018 - it raises for what is wrong
+    engine.frequencies  # noqa: B018 - it raises an error for a wrong parameter
     return engine, notes
