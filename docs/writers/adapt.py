@@ -63,6 +63,16 @@ def same_training(root: Path, length: int) -> str:
     return f"After the same training, {trained}, the perplexity at {length} is: {listed}"
 
 
+def untrained(root: Path, length: int) -> str:
+    """Say what the model has at a length without training: Self-Extend, YaRN and plain RoPE."""
+    run = deciding(root)
+    arms = {row["arm"]: row["perplexity"][str(length)] for row in run["rows"]}
+    return (
+        f"{run['model'].removesuffix('-Instruct')} at {length} tokens: {arms['self-extend']:.2f}, "
+        f"YaRN {arms['yarn']:.2f}, plain RoPE {arms['stock']:.2f}"
+    )
+
+
 def farthest(root: Path, spec: str) -> str:
     """Return the mean perplexity, at the longest length, of the smallest models with `spec`.
 

@@ -15,7 +15,7 @@ from wavepe.encodings.methods import initial_parameters
 from benchmarks.command import RESULTS, Missing, table
 from benchmarks.real_model import TRAINED_LENGTH
 
-from .adapt import farthest, largest, same_training
+from .adapt import farthest, largest, same_training, untrained
 from .claims import BANK, BEST, LARGE_BEST, LARGE_W, W
 from .pages import kept_results
 from .runs import comparison
@@ -142,8 +142,9 @@ def checkpoints(root: Path) -> list[Case]:
             "`rope:self_extend=32,neighbors=N`, N half the trained length",
             f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}",
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
-            f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}",
-            f"small models only, and no task; YaRN has {large(YARN, 8)} and {large(YARN, 16)} in "
+            f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}. "
+            f"{untrained(root, 2 * TRAINED_LENGTH)}",
+            f"beyond twice the trained length small models only; YaRN has {large(YARN, 8)} and {large(YARN, 16)} in "
             f"the larger ones, after {large(YARN, 1)} at the trained length",
         ),
         Case(
