@@ -144,7 +144,8 @@ def checkpoints(root: Path) -> list[Case]:
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
             f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}. "
             f"{untrained(root, 2 * TRAINED_LENGTH)}",
-            f"beyond twice the trained length small models only; YaRN has {large(YARN, 8)} and {large(YARN, 16)} in "
+            "beyond twice the trained length small models only; YaRN has "
+            f"{large(YARN, 8)} and {large(YARN, 16)} in "
             f"the larger ones, after {large(YARN, 1)} at the trained length",
         ),
         Case(
