@@ -151,14 +151,19 @@ def test_phi3_computes_its_keys_again():
     rope = {"rope_type": "longrope", "rope_theta": 50.0, "partial_rotary_factor": 1.0, **lists}
     model = build("phi3", original_max_position_embeddings=LENGTH, rope_parameters=rope)
     ids = tokens(1, 10)
+    right = torch.equal(model.generate(ids, **MORE), model.generate(ids, use_cache=False, **MORE))
     for spec in ("rope", "alibi", "normalised"):
         with wavepe.hf.patched(model, spec):
             wavepe.hf.fix_length(model, None if spec == "rope" else 22)
-            short = {**MORE, "max_new_tokens": LENGTH - 10}
-            whole = model.generate(ids, use_cache=False, **short)
-            assert torch.equal(model.generate(ids, **short), whole)
-            with pytest.raises(ValueError, match=rf"exceeds {LENGTH} tokens .*use_cache=False"):
-                model.generate(ids, **MORE)
+            whole = model.generate(ids, use_cache=False, **MORE)
+            if right:
+                assert torch.equal(model.generate(ids, **MORE), whole)
+            else:
+                with pytest.raises(ValueError, match="forgets all earlier tokens"):
+                    model.generate(ids, **MORE)
+    wavepe.hf.patch(model, SCALED)  # which goes on changing after that
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model.generate(ids, do_sample=False, max_new_tokens=80)
 
 
 def test_layers_that_keep_a_rope_that_follows_the_length():

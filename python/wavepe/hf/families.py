@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
@@ -289,6 +289,13 @@ def embedding_scale(base: Any) -> float:
     if scale is None or hasattr(base.get_input_embeddings(), "embed_scale"):
         return 1.0
     return float(scale(base.config))
+
+
+# transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
+FORGETS_TOKENS = (
+    "next_sequence_length"
+    not in inspect.unwrap(Phi3ForCausalLM.prepare_inputs_for_generation).__code__.co_consts
+)
 
 
 def recomputes_keys_after(config: Any) -> int:

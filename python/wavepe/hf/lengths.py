@@ -10,6 +10,7 @@ import functools
 import inspect
 from typing import Any, TypeVar
 
+import transformers
 from torch import nn
 
 from ..common import checks
@@ -91,21 +92,25 @@ def _checked_cache(model: Any, *args: Any, **kwargs: Any) -> Any:
         first = min(longest, config.prefill_chunk_size or longest)
         last = arguments["max_cache_length"] - (columns - longest)
         if last >= longest:  # else the ids continue a cache, and the whole length is unknown
-            _check_span(families.decoder(model), first, longest, last)
+            _check_spans(families.decoder(model), first, longest, last)
     return method(model, *args, **kwargs)
 
 
-def _check_span(base: Any, first: int, prompt: int, last: int) -> None:
+def _check_spans(base: Any, first: int, prompt: int, last: int) -> None:
     """Check the lengths of the longest row at the first call, the prompt and the last call."""
-    if prompt <= (recomputed := families.recomputes_keys_after(base.config)) < last:
-        raise ValueError(
-            f"this generation exceeds {recomputed} tokens (original_max_position_embeddings). A "
-            "Phi-3 computes its keys again there, in some versions of transformers without the "
-            "earlier tokens: pass use_cache=False, or ask for fewer tokens"
-        )
+    recomputed = families.recomputes_keys_after(base.config)
+    spans = [(first, last)]
+    if prompt <= recomputed < last:
+        if families.FORGETS_TOKENS:
+            raise ValueError(
+                f"transformers {transformers.__version__} forgets all earlier tokens when a Phi-3, "
+                f"stock or patched, exceeds {recomputed} tokens (original_max_position_embeddings):"
+                " pass use_cache=False, ask for fewer tokens, or upgrade transformers"
+            )
+        spans = [(first, recomputed), (recomputed + 1, last)]
     present: Any = installed(base)
     for part in present.length_parts:
-        if part.name(None, first) != part.name(None, last):
+        if any(part.name(None, start) != part.name(None, end) for start, end in spans):
             total = last + 1  # the last new token is not read again
             raise ValueError(
                 f"{part.encoding} depends on the sequence length: this generation may reach "
