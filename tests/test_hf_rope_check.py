@@ -55,9 +55,7 @@ def test_one_layer_differs():
 
 def test_other_models_are_refused():
     for model in (patched_tiny("rope"), *map(build, UNROTATED)):
-        with pytest.raises(
-            ValueError, match=r"stock model with RoPE: call wavepe\.hf\.unpatch first"
-        ):
+        with pytest.raises(ValueError, match=r"stock model with RoPE: unpatch it"):
             wavepe.hf.check_rope(model)
     with pytest.raises(TypeError, match="needs a model"):
         wavepe.hf.check_rope("my-llama")

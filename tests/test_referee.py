@@ -10,10 +10,8 @@ import struct
 import numpy as np
 import oracle_rope as oracle
 import pytest
-import torch
 import wavepe
 from rope_cases import ORIGINAL
-from safetensors.torch import save_file
 from wavepe.cli import main
 from wavepe.referee.engine import MISTAKES
 
@@ -272,7 +270,7 @@ ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
 TOO_FAR = "position 5958 rope_report needs a length above"
 NO_TURN = "cannot show a rotation"
 NO_BASE = "needs rope_theta, the base of RoPE; got the keys"
-NO_ROPE = "a model with RoPE, and this one has"
+NO_ROPE = "a stock model with RoPE, and this one has"
 # Arrays or a configuration, and the error that names what is wrong with them
 REFUSED = [
     ({}, r"check needs inv_freq \(..., 32\), or cos .* got the shapes {'positions'"),
@@ -307,6 +305,7 @@ MISCONFIGURED = [
     ({"rope_ratio": 500}, NO_BASE),
     ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
     ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
+    ({"rope_theta": 1e4, "position_encoding": "rope:theta=9"}, f"{NO_ROPE} 'rope:theta=9'"),
 ]
 
 
@@ -451,11 +450,14 @@ def test_gguf(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "json", "safetensors", "bf16.safetensors"])
 def test_the_command(suffix, tmp_path, capsys):
+    torch, safetensors = map(pytest.importorskip, ("torch", "safetensors.torch"))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_WITH_YARN))
     command, file = ["rope", str(tmp_path), "--length", "100"], tmp_path / f"engine.{suffix}"
-    assert main([*command, "--dump", str(tmp_path / "right.npz")]) == 0
-    assert capsys.readouterr().out == f"{wavepe.rope_report(tmp_path, length=100)}\n"
-    right, wrong = dict(np.load(tmp_path / "right.npz")), rules(1e4)["yarn"]
+    dump = tmp_path / "right"  # without .npz, which NumPy would append
+    assert main([*command, "--dump", str(dump)]) == 0
+    report = wavepe.rope_report(tmp_path, length=100)
+    assert capsys.readouterr().out == f"arrays: {dump}\n{report}\n"
+    right, wrong = dict(np.load(dump)), rules(1e4)["yarn"]
     at = np.array([0, *(2**k for k in range(7)), 99])
     for name, wanted in {"inv_freq": YARN[0], **given(YARN, at)}.items():
         np.testing.assert_allclose(right[name], wanted, rtol=1e-13)
@@ -467,7 +469,7 @@ def test_the_command(suffix, tmp_path, capsys):
         tensors = {k: torch.tensor(x, dtype=dtype) for k, x in arrays.items()}
         tensors["positions"] = torch.from_numpy(at)
         if "safetensors" in suffix:
-            save_file(tensors, file, {"format": "pt"})
+            safetensors.save_file(tensors, file, {"format": "pt"})
         elif suffix == "npz":
             np.savez(file, **tensors, other=np.ones(2))
         elif suffix == "npy":

@@ -46,7 +46,7 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     config, layers, verdicts = base.config, families.attentions(base), {}
     slots = [families.slot(config, layer, index) for index, layer in enumerate(layers)]
     if not any(slots) or any(hasattr(layer, "wavepe") for layer in layers):
-        raise ValueError("check_rope needs a stock model with RoPE: call wavepe.hf.unpatch first")
+        raise ValueError("check_rope needs a stock model with RoPE: unpatch it, or load the source")
     at = probes(config.max_position_embeddings) if positions is None else np.array([*positions])
 
     def check(layer: Any, args: Any, kwargs: Any) -> None:

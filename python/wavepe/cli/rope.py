@@ -34,14 +34,15 @@ def run(args: argparse.Namespace) -> int:
         report = rope_report(args.config, length=args.length, layer_type=args.layer_type)
         arrays = {} if args.check is None else read_file(Path(args.check))
         verdict = args.check and report.check(**arrays, float32_angles=args.float32_angles)
+        if args.dump is not None:
+            positions = probes(args.length or report.engine.max_length or 4096)
+            cos, sin = report.engine.tables(positions)
+            with new_file(Path(args.dump)) as path, path.open("wb") as file:
+                np.savez(file, inv_freq=report.inv_freq, positions=positions, cos=cos, sin=sin)
+            print(f"arrays: {args.dump}")
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     except (MissingPackage, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    if args.dump is not None:
-        positions = probes(args.length or report.engine.max_length or 4096)
-        cos, sin = report.engine.tables(positions)
-        with new_file(Path(args.dump)) as path:
-            np.savez(path, inv_freq=report.inv_freq, positions=positions, cos=cos, sin=sin)
     print(report if verdict is None else verdict)
     return int(verdict is not None and not verdict)

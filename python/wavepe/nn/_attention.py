@@ -133,8 +133,8 @@ class Attention(nn.Module):
         v : Tensor (B, Hk, n, dv)
             Values.
         positions : integer Tensor (n,) or (B|1, n), optional
-            Positions of the tokens. None counts them, on from the cache. Counted positions are
-            right for padding on the left, too, because the encodings here depend on distances only.
+            Positions of the tokens. None counts them, on from the cache. Padding on the left then
+            shifts them, which matters only if a rope type follows the length: pass positions there.
             For rotary encodings, positions must rise along a row; for other encodings they must
             rise by 1. Hidden tokens may have any position. This is checked on the CPU only, because
             on a device the check would have to wait. With a cache, give positions for all tokens or

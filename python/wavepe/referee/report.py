@@ -184,9 +184,10 @@ def rope_report(
     length = None if length is None else checks.integer("length", length, 1)
     read = _read(config)
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
-    encoding = read.get("position_embedding_type") or ("alibi" if read.get("alibi") else "rope")
+    encoding = read.get("position_encoding") or read.get("position_embedding_type")
+    encoding = encoding or ("alibi" if read.get("alibi") else "rope")
     if encoding not in ("rope", "rotary"):
-        raise ValueError(f"a report needs a model with RoPE, and this one has {encoding!r}")
+        raise ValueError(f"a report needs a stock model with RoPE, and this one has {encoding!r}")
     for name, keys in _KEYS.items():
         if values := [read[key] for key in keys if read.get(key) is not None]:
             read[name] = values[0]
