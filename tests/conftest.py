@@ -12,7 +12,6 @@ import gc
 import importlib
 import itertools
 import os
-import sys
 
 # This must be set before torch is loaded. It is also for processes that tests start. On a busy
 # machine, small operators with several threads mostly wait. Tests of threads set their own number.
@@ -39,7 +38,6 @@ NEEDS = {
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
 TESTED = usual(all_of_them())
-LOST = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser):
@@ -95,19 +93,7 @@ def pytest_terminal_summary(terminalreporter):
         others = [f"{name} ({why_not(name)})" for name in known if not ran[name]]
         terminalreporter.write_line(f"variants tested: {', '.join(tested)}")
         terminalreporter.write_line(f"variants not tested: {', '.join(others) or 'none'}")
-    for report in terminalreporter.stats.get("", ()):
-        if "lost" in dict(report.user_properties):
-            terminalreporter.write_line(f"collections.abc is gone since {report.nodeid}")
     return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item):
-    """Tell after which test `collections` lacks a name that other packages read (test_hf_onnx)."""
-    yield
-    if not hasattr(sys.modules["collections"], "abc") and not item.config.stash.get(LOST, False):
-        item.config.stash[LOST] = True
-        item.user_properties.append(("lost", "collections.abc"))
 
 
 def why_not(name):

@@ -4,9 +4,12 @@ No GPU is needed: what cuda means to the training (autocast, losses that are rea
 is done on the CPU.
 """
 
+import contextlib
 import dataclasses
 import math
 import multiprocessing
+import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -115,6 +118,27 @@ def test_products_are_bfloat16_and_the_loss_is_not(tmp_path, monkeypatch):
     assert_about_the_same(tmp_path / "a", tmp_path / "b", differ=True)
 
 
+@contextlib.contextmanager
+def always_importable(name):
+    """Check in a thread that the module stays in sys.modules: others would import a second one."""
+    seen, interval, done = set(), sys.getswitchinterval(), threading.Event()
+    sys.setswitchinterval(1e-6)
+
+    def look():
+        while not done.is_set():
+            seen.add(name in sys.modules)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert seen == {True}
+
+
 def test_each_gpu_has_a_process_of_its_own(tmp_path, monkeypatch):
     """Here their number and their names alone are true."""
     several = dataclasses.replace(LIKE_CUDA, count=3)
@@ -128,7 +152,8 @@ def test_each_gpu_has_a_process_of_its_own(tmp_path, monkeypatch):
 
     monkeypatch.setattr(executors, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(torch.cuda, "set_device", placed.put)
-    assert compare(tmp_path, "--device", "cuda", specs=["none", "rope", "alibi", "kerple"]) == 0
+    with always_importable("collections"):
+        assert compare(tmp_path, "--device", "cuda", specs=["none", "rope", "alibi", "kerple"]) == 0
     assert (started, sorted(placed.get() for _ in range(3))) == ([3], [0, 1, 2])
     assert len(figures(tmp_path)) == 4
 

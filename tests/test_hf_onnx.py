@@ -10,9 +10,6 @@ runtime = pytest.importorskip("onnxruntime")
 import torch
 
 pytest.importorskip("transformers.exporters")
-# torch.onnx reads types of collections.abc when these are imported, and twice in a whole run, in
-# one process, that name was gone by then: conftest.py tells after which test.
-pytest.importorskip("torch.onnx._internal.exporter._torchlib.ops")
 
 import wavepe
 from hf_families import stirred

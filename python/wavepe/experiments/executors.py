@@ -28,7 +28,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
-from unittest import mock
 
 from ..common.errors import CommandError, UsageError, require
 from ..common.files import interrupt_on_signals
@@ -148,12 +147,13 @@ def _pool(count: int, lock: int, gpus: int) -> Iterator[Executor]:
         places.put(number % gpus if gpus else None)
     with ProcessPoolExecutor(count, context, _begin, (holder, places)) as pool:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
+        # Each of them would import the script that calls `compare`, and so run it once more.
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            # Each of them would import the script that calls `compare`, and so run it once more.
-            with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
-                for _ in range(count):
-                    pool.submit(os.getpid)
+            for _ in range(count):
+                pool.submit(os.getpid)
         finally:
+            sys.modules["__main__"] = main  # and nothing else, because threads of the pool import
             holder.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
