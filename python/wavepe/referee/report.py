@@ -279,14 +279,13 @@ def _engine(
     config: Mapping[str, Any], layer_type: str, rope: dict[str, Any], length: int | None
 ) -> tuple[Engine, list[str]]:
     """Return the right engine of a layer type, and remarks for its report."""
-    keys = f"got the keys {', '.join(map(str, config)) or '(none)'}"
+    got = f"got the keys {', '.join(map(str, config)) or '(none)'}"
     head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4
     head = head or config.get("head_dim")
     if head is None:
         width, heads = config.get("hidden_size"), config.get("num_heads")
         if width is None or heads is None:
-            needed = "head_dim, or hidden_size and num_attention_heads"
-            raise ValueError(f"a report needs {needed}; {keys}")
+            raise ValueError("a report needs head_dim, or hidden_size and num_attention_heads; " + got)
         head = checks.integer("hidden_size", width) // checks.integer("heads", heads, 1)
     head, max_length = checks.integer("head_dim", head, 1), config.get("trained_length")
     if config.get("rotary_dim") is not None:
@@ -298,7 +297,7 @@ def _engine(
     parameters, notes = standard_parameters(rope, max_length)
     if "rope_theta" not in parameters:
         if _SIGNS.isdisjoint(config):
-            raise ValueError(f"a report needs rope_theta, the base of RoPE; {keys}")
+            raise ValueError(f"a report needs rope_theta, the base of RoPE; {got}")
         parameters["rope_theta"] = DEFAULT_THETA
         notes.append("the configuration gives no base, so 10000 is used")
     pairs = config.get("model_type") in INTERLEAVED or bool(config.get("rope_interleave"))
