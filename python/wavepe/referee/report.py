@@ -285,7 +285,7 @@ def _engine(
     if head is None:
         width, heads = config.get("hidden_size"), config.get("num_heads")
         if width is None or heads is None:
-            raise ValueError("a report needs head_dim, or hidden_size and num_attention_heads; " + got)
+            raise ValueError(f"RoPE needs head_dim, or hidden_size and num_attention_heads; {got}")
         head = checks.integer("hidden_size", width) // checks.integer("heads", heads, 1)
     head, max_length = checks.integer("head_dim", head, 1), config.get("trained_length")
     if config.get("rotary_dim") is not None:
