@@ -43,17 +43,18 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     ('bfloat16 frequencies',)
     """
     base = families.decoder(model)
-    config, layers, verdicts = base.config, families.attentions(base), {}
+    config, layers, sizes = base.config, families.attentions(base), families.sizes(base)
     slots = [families.slot(config, layer, index) for index, layer in enumerate(layers)]
     if not any(slots) or any(hasattr(layer, "wavepe") for layer in layers):
         raise ValueError("check_rope needs a stock model with RoPE: unpatch it, or load the source")
     at = probes(config.max_position_embeddings) if positions is None else np.array([*positions])
+    verdicts: dict[int, Verdict] = {}
 
     def check(layer: Any, args: Any, kwargs: Any) -> None:
         index = layers.index(layer)
         if (slot := slots[index]) is None:
             return
-        rope = {"head_dim": families.sizes(base)[index].head_dim, "layer_rope_theta": ()}
+        rope = {"head_dim": sizes[index].head_dim, "layer_rope_theta": ()}
         if slot.layer_type is None:
             rope["rope_parameters"] = rope_config.parameters(config, slot)
         settings, length = {**config.to_dict(), **rope}, int(at.max()) + 1
