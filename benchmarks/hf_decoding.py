@@ -1,7 +1,7 @@
 """Time decoding steps of whole Llamas, stock and with other position encodings.
 
 `python -m benchmarks.hf_decoding` prints the table; `--json FILE` keeps the figures. `--models 2`
-times the first two shapes only.
+times the first two shapes only, and `--cached 16384` steps after so many tokens.
 
 A step adds one token to each sequence of a batch; the caches hold 512 tokens before. Models of one
 shape share their random weights, and take turns in one process with one thread. Figures are the
@@ -25,7 +25,9 @@ CACHED = 512
 BATCHES = (1, 8)
 RECOMMENDED = "wavelet:biases=true,projection=true+kerple"
 INPUT = "wavelet:rank=24,from_input=true"
-SPECS = ("rope", "wavelet", RECOMMENDED, INPUT, "alibi", "fox", "rope+sink", "none")
+YARN = "rope:type=yarn,factor=4,original_max_position_embeddings=8192"
+EXTENDED = "rope:self_extend=32,neighbors=4096"  # as "rope" up to 4096 cached tokens
+SPECS = ("rope", "wavelet", RECOMMENDED, INPUT, "alibi", "fox", "rope+sink", "none", YARN, EXTENDED)
 
 
 class Shape(NamedTuple):
@@ -66,8 +68,9 @@ def measure(
     """Measure the first `models` shapes with one thread; return their rows ready for JSON."""
     about = {**surroundings("wavepe", "torch", "transformers"), "threads": 1}
     with prepared(1):
+        batches = BATCHES if cached <= CACHED else BATCHES[:1]  # long caches need gigabytes
         rows = [
-            row_of(shape, batch, repeats, cached) for shape in shapes[:models] for batch in BATCHES
+            row_of(shape, batch, repeats, cached) for shape in shapes[:models] for batch in batches
         ]
     return {"environment": about, "cached": cached, "rows": rows}
 
@@ -86,7 +89,8 @@ def table(results: dict) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     tiny = {"shapes": (TINY,), "cached": 16}
-    return measuring_command(__doc__, measure, table, argv, repeats=41, models=3, quick=tiny)
+    numbers = {"repeats": 41, "models": 3, "cached": CACHED}
+    return measuring_command(__doc__, measure, table, argv, **numbers, quick=tiny)
 
 
 if __name__ == "__main__":

@@ -225,10 +225,18 @@ def memory(name: str, args: argparse.Namespace) -> list[dict]:
 def decoding_of(
     model: LlamaForCausalLM, length: int, sequences: int = 1
 ) -> tuple[Callable[[], Any], Any]:
-    """Return a call that makes a decoding step, and its cache, which has `length` tokens."""
-    ids = inputs(Size(length, sequences))["input_ids"]
+    """Return a call that makes a decoding step, and its cache, which has `length` tokens.
+
+    A longer cache than 512 tokens repeats these: a forward pass of many tokens takes minutes.
+    """
+    ids = inputs(Size(min(length, LENGTHS[0]), sequences))["input_ids"]
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
+    for layer in cache.layers if length > LENGTHS[0] else ():
+        times = -(-length // LENGTHS[0])
+        layer.keys, layer.values = (
+            x.repeat(1, 1, times, 1)[:, :, :length] for x in (layer.keys, layer.values)
+        )
 
     def call() -> torch.Tensor:
         with torch.no_grad():
