@@ -45,7 +45,8 @@ def section(case: Case) -> str:
     """Return a case as a section, which a phone shows as well as a wide screen."""
     parts = {"Price": case.price, "Evidence": case.evidence, "Drawbacks": case.loses}
     lines = [wrapped(f"- **{name}**: {text}.", "  ", 118) for name, text in parts.items()]
-    return "\n".join([f"## {case.have[0].upper()}{case.have[1:]}", "", f"{case.take}.", "", *lines])
+    heading = f"## {case.have[0].upper()}{case.have[1:]}"
+    return "\n".join([heading, "", f"**Use** {case.take}.", "", *lines])
 
 
 def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
