@@ -107,8 +107,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     place = page.file.src_uri
     if place in ("index.md", "changelog.md"):
         page.meta["hide"] = ["navigation"]  # no other page is beside it
-    elif place == "guides/choose.md":
-        page.meta["hide"] = ["toc"]  # it has no headings, and a wide table
     parts = FENCED.split(markdown)
     for i, part in enumerate(parts):
         if not part.startswith("```"):

@@ -155,7 +155,7 @@ def test_canonical_spec(text, canonical):
         ("rope:fraction=1.01", "fraction must be a number from 0 to 1"),
         ("rope:fraction=-0.5", "fraction must be a number from 0 to 1"),
         ("rope:interleaved=1", "interleaved must be true or false"),
-        ("rope:interleaved=True", "interleaved must be true or false"),
+        ("rope:interleaved=TRUE", "interleaved must be true or false"),
         ("rope:inference_theta=scale", "inference_theta must be a number or scaled"),
         ("sinusoidal:theta=len", "theta must be a number or length"),
         ("wavelet:kind=mexican", "unknown wavelet kind .* known: ricker, gaussian, morlet, haar"),

@@ -126,7 +126,7 @@ def test_a_wavelet_of_ones_own(figures, folder, capsys, monkeypatch):
         (["bias", "--encodings", *["alibi"] * 7], "must hold 1 to 6 specs, got 7"),
         (["bias", "--encodings", "t5:buckets=1e400"], "buckets"),
         (["table", "--png", "no/such/x.png"], "--png no/such/x.png: No such file"),
-        (["table", "--png", "x.docx"], "--png x.docx: needs a name that ends in .png"),
+        (["table", "--png", "x.jpg"], "--png x.jpg: needs a name that ends in .png"),
         (["table", "--import", "none.py"], "--import none.py: no such file"),
     ],
 )  # fmt: skip

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import wavepe
 from wavepe.encodings.methods import initial_parameters
 
-from benchmarks.command import RESULTS, Missing, table
+from benchmarks.command import RESULTS, Missing
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import farthest, largest, same_training, untrained
 from .claims import BANK, BEST, LARGE_BEST, LARGE_W, W
-from .pages import kept_results
+from .pages import kept_results, wrapped
 from .runs import comparison
 
 PAGE = Path("docs", "guides", "choose.md")
@@ -28,7 +28,7 @@ HEAD_DIM, HEADS = 64, 32  # of the model whose parameters are counted
 
 
 class Case(NamedTuple):
-    """A row of the table; cells are Markdown."""
+    """A situation and the encoding for it, in Markdown."""
 
     have: str
     take: str
@@ -38,8 +38,15 @@ class Case(NamedTuple):
 
 
 def blocks(root: Path) -> dict[str, str]:
-    heads = ("you have", "take", "price", "evidence", "where it loses")
-    return {"choice": table(heads, cases(root), "l")}
+    return {"choice": "\n\n".join(map(section, cases(root)))}
+
+
+def section(case: Case) -> str:
+    """Return a case as a section, which a phone shows as well as a wide screen."""
+    parts = {"Price": case.price, "Evidence": case.evidence, "Drawbacks": case.loses}
+    lines = [wrapped(f"- **{name}**: {text}.", "  ", 118) for name, text in parts.items()]
+    heading = f"## {case.have[0].upper()}{case.have[1:]}"
+    return "\n".join([heading, "", f"**Use** {case.take}.", "", *lines])
 
 
 def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
@@ -125,7 +132,8 @@ def checkpoints(root: Path) -> list[Case]:
     return [
         Case(
             "a checkpoint with RoPE, no fine-tuning, texts F times as long, F up to 4",
-            "`rope:type=yarn,factor=F`; transformers' own `rope_parameters` do it, too",
+            "`rope:type=yarn,factor=F`, or [`rope_parameters` in "
+            "config.json](longer-context.md#yarn-in-a-stock-engine)",
             f"with F = 4 perplexity is {min(worse):.0%} to {max(worse):.0%} higher within the "
             f"trained length ({model}), in small models {small_price:.0%}",
             f"{model} at twice its trained length: {arms['yarn'][twice]:.2f}, stock "
@@ -133,13 +141,13 @@ def checkpoints(root: Path) -> list[Case]:
             f"{recent(YARN, 4)}, plain RoPE {recent('rope', 2)} and {recent('rope', 4)}; larger "
             f"ones on prose: {large(YARN, 2)} and {large(YARN, 4)}, {large('rope', 2)} and "
             f"{large('rope', 4)}",
-            "Self-Extend, the next row, is ahead wherever both were measured, in small models "
+            "Self-Extend, the next choice, is better wherever both were measured, in small models "
             f"{recent(SELF_EXTEND, 2)} and {recent(SELF_EXTEND, 4)}; but stock programs run YaRN. "
-            "A base four times as large is ahead at twice the length "
-            f"({theta(RAISED, 2)}) and behind from 4 times on ({theta(RAISED, 4)})",
+            "A base four times as large is better at twice the length "
+            f"({theta(RAISED, 2)}) and worse from 4 times on ({theta(RAISED, 4)})",
         ),
         Case(
-            "the same, texts up to 16 times as long",
+            "a checkpoint with RoPE, no fine-tuning, texts up to 16 times as long",
             "`rope:self_extend=32,neighbors=N`, N half the trained length",
             f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}",
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
@@ -163,14 +171,15 @@ def checkpoints(root: Path) -> list[Case]:
             "a checkpoint with RoPE, fine-tuning within its trained length, longer texts in use",
             "YaRN, as above; and [`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, to "
             "compare with it",
-            f"{model} was fine-tuned on {real['settings']['tokens']:,} tokens ({seconds:.0f} s on "
-            f"an {real['environment']['gpu'].split()[-1]}). A full recovery takes a few "
-            "percent of the tokens of pre-training: a few billion out of 100 billion",
+            f"with `wavelet`, by the recipe `plain`, {model} was fine-tuned on "
+            f"{real['settings']['tokens']:,} tokens ({seconds:.0f} s on an "
+            f"{real['environment']['gpu'].split()[-1]}). A full recovery takes a few percent of "
+            "the tokens of pre-training: a few billion out of 100 billion",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
             f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
-            f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
+            f"{arms['plain'][full] / arms['control'][full] - 1:.0%} worse than that model at the "
             f"trained length. At 4 times its perplexity is {lost['plain']:.0%} above that model's "
             f"at the trained length; untrained YaRN's is {lost['yarn']:.0%} above the stock "
             f"model's. {same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
@@ -213,7 +222,7 @@ def new_models(root: Path) -> list[Case]:
             f"all layers of {HEADS} heads of {HEAD_DIM}",
         ),
         Case(
-            "the same, and facts far back must be found",
+            "a new model that must find facts far back",
             f"`{best}`; for chains of facts RoPE with YaRN",
             "as above",
             f"in texts 16 times as long one fact is found in {needle(BEST, 16)} of the cases, "
@@ -224,7 +233,7 @@ def new_models(root: Path) -> list[Case]:
             f"facts at 8 times: {chains(BEST, 8)}, YaRN {chains(YARN, 8)}",
         ),
         Case(
-            "the same, with nothing to learn in the encoding",
+            "a new model, nothing to learn in the encoding",
             "`wavelet+alibi`",
             price(root, "wavelet+alibi"),
             f"small models at 1 and 16 times: {small(f'{W}+alibi', 1)} and "

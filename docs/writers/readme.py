@@ -145,4 +145,4 @@ def choice(root: Path) -> str:
         elif case.take == rows[-1][1]:
             rows[-1] = f"{rows[-1][0]}, or {case.have.removeprefix('a new model, ')}", *rows[-1][1:]
     text = table(("you have", "take", "price"), rows, "l")
-    return text.replace("](adapt.md)", "](docs/guides/adapt.md)")
+    return text.replace("](", "](docs/guides/")

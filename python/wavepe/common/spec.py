@@ -2,10 +2,10 @@
 
 A ``+`` before a letter joins parts: ``rope+alibi``. A part may name its layers: ``rope@::2``.
 
-A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these. The
-items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``). So
-exponents are written without ``+``. Blanks may surround the marks ``: , = + @``, and nothing else.
-Empty values and repeated keys are errors.
+A value is an integer, a decimal number, ``true`` or ``false`` (or ``True``, ``False``), a word, or
+a list of these. Items of a list are joined by ``+`` (``1+2+8``), and a list of one ends in ``+``.
+So exponents are written without ``+``. Blanks may surround the marks ``: , = + @``, and nothing
+else. Empty values and repeated keys are errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[^\s:,=+@]+")
 _JOINT = re.compile(r"\+(?=[^\W\d_])")  # a plus before a letter
 _MARK = re.compile(r"\s*([:,=+@])\s*")
-_TRUTH = {"true": True, "false": False}
+_TRUTH = {"true": True, "True": True, "false": False, "False": False}
 
 
 def is_word(text: object) -> bool:

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,7 +105,7 @@ class Scores:
         self._tables += [_Constant.of([part], query=part.name) for part in reading]
         self._bias = _Constant.of(constant["bias"]) if constant["bias"] else None
         # Not a buffer of a module, so that casts do not reach it.
-        slopes = [part.slopes(heads) for part in constant["slopes"]]
+        slopes = [np.asarray(part.slopes(heads), np.float64) for part in constant["slopes"]]
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
         # Terms are kept where none is computed for the keys of one step.
         tables = len(self._tables) + sum("table" in part.learns for part in parts)
