@@ -144,7 +144,7 @@ def test_band_variance():
     [
         ("rope_matrix", (1.0, 8), TypeError, "position"),
         ("rope_matrix", (2**60, 8), ValueError, r"2\^53"),
-        ("rope_matrix", (1, 7), ValueError, "head_dim must be even .*, got 7"),
+        ("rope_matrix", (1, 7), ValueError, "head size must be even .*, got 7"),
         ("rope_wavelet_matrix", (1, 0), ValueError, "dim"),
         ("multiscale_rope_matrix", (1, 8, 0.0), ValueError, "theta"),
         ("wavelet_transform", (3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),

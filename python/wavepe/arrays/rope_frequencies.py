@@ -201,7 +201,7 @@ class _Case(NamedTuple):
         """The size of the rotated part of the head."""
         size = int(self.dim * self.parameters.get("partial_rotary_factor", 1.0))
         if size + size % 2 > self.dim:
-            raise ValueError(f"head_dim must be even where the whole head rotates, got {self.dim}")
+            raise ValueError(f"head size must be even where a whole head rotates, got {self.dim}")
         return size
 
     def powers(self, theta: float | None = None) -> np.ndarray:
