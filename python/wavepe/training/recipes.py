@@ -115,7 +115,7 @@ def _richer(part: Encoding) -> Encoding:
 def untrained(model: Any, longest: int) -> dict[str, str]:
     """Return YaRN and Self-Extend for `longest` tokens, the rivals that need no training.
 
-    There are none if the model is trained on such lengths, or has no plain RoPE.
+    The dict is empty if the model is trained on such lengths, or has no plain RoPE.
     """
     config = families.decoder(model).config
     trained = config.max_position_embeddings
