@@ -74,7 +74,7 @@ FETCHED = re.compile(  # what a browser loads with a page
     r'|<link\b(?=[^>]*rel="(?:stylesheet|icon|preconnect|preload)")[^>]*?\shref="((?:https?:)?//[^"]*)'
 )
 HTML = re.compile(
-    "a|article|b|br|code|details|div|em|h[1-6]|hr|img|li|ol|p|pre|small|span|strong|summary|"
+    "a|article|b|blockquote|br|code|details|div|em|h[1-6]|hr|img|li|ol|p|pre|small|span|strong|summary|"
     "table|tbody|td|th|thead|tr|ul"
 )
 log = get_plugin_logger("docs")

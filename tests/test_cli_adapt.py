@@ -40,10 +40,12 @@ def test_adapt(words, tmp_path, capsys):
     assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
     results = json.loads((tmp_path / "new/results.json").read_text())
     found = results["perplexity"]
-    assert set(found) == {"stock", "yarn", "control", "swapped", "adapted"}
+    assert set(found) == {"stock", "yarn", "self-extend", "control", "swapped", "adapted"}
+    assert found["self-extend"]["40"] != found["stock"]["40"]  # beyond 32 neighbors
     for name in found:
         assert f"{found[name]['80']:.2f}" in printed
-    for name, label in (("control", "stock model, fine-tuned"), ("yarn", "stock model, YaRN")):
+    rivals = {"control": "fine-tuned", "yarn": "YaRN", "self-extend": "Self-Extend"}
+    for name, label in ((name, f"stock model, {label}") for name, label in rivals.items()):
         ahead = [n for n in ("40", "80") if found[name][n] < found["adapted"][n]]
         line = f"At {' and '.join(ahead)} bytes it is behind: {label}."
         assert (line in printed.splitlines()) == bool(ahead)

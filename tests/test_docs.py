@@ -246,6 +246,10 @@ def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
     assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
 
 
+def test_a_warning_stays_a_quote(rendered):
+    assert "<blockquote>" in rendered("> **Two limits.** Text.")
+
+
 def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
     config = SimpleNamespace(repo_url=None)

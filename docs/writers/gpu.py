@@ -96,7 +96,7 @@ def _draw(timed: list[dict], gpu: str, path: Path) -> None:
 
 
 def _memory(timed: list[dict]) -> list[str]:
-    """Return what each way holds beside its inputs, of the longest problem that was timed."""
+    """Return the memory of each way, for the longest problem that was timed."""
     row = max(timed, key=lambda row: (row["d"], row["length"]))
     lines = []
     for way, (words, _, term) in WAYS.items():
@@ -106,7 +106,7 @@ def _memory(timed: list[dict]) -> list[str]:
                 (words, "wavelets" if term else "none", *(f"{x / 2**20:.0f}" for x in cells))
             )
     words = (
-        f"Memory that a call holds beside its inputs, in MiB, head size {row['d']}, "
+        f"Memory of a call in addition to its inputs, in MiB, head size {row['d']}, "
         f"{row['length']} tokens:"
     )
     return [words, table(("way", "positions", *PHASES), lines, "llr")]

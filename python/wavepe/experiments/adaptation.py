@@ -20,8 +20,8 @@ from .tables import markdown_rows
 
 _PARAMETERS = inspect.signature(adapting.adapt).parameters
 _ROWS = {
-    "stock": "{} model", "yarn": "{} model, YaRN", "control": "{} model, fine-tuned",
-    "swapped": "swapped", "adapted": "swapped, fine-tuned",
+    "stock": "{} model", "yarn": "{} model, YaRN", "self-extend": "{} model, Self-Extend",
+    "control": "{} model, fine-tuned", "swapped": "swapped", "adapted": "swapped, fine-tuned",
 }  # fmt: skip
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
@@ -89,7 +89,7 @@ class Adaptation:
             rate = done.settings["learning_rate"]
             lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
         figures = done.perplexity
-        for rival in ("control", "yarn"):
+        for rival in ("control", "yarn", "self-extend"):
             ahead = [n for n, x in figures.get(rival, {}).items() if x < figures["adapted"][n]]
             if ahead:
                 at = " and ".join(map(str, ahead))

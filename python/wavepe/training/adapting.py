@@ -43,7 +43,7 @@ class Adapted:
         The choices of the recipe, and the reasons.
     perplexity : dict of str to dict of int to float
         Of the held-out tokens, by length, for "stock", "swapped" (before training), "adapted" and
-        "control"; and for "yarn", the stock model with YaRN, if `lengths` exceed its trained one.
+        "control"; beyond the trained length also of the stock model by "yarn" and "self-extend".
     settings : dict
         The arguments of `adapt`.
     seconds : float
@@ -202,9 +202,9 @@ def adapt(
             if not hasattr(model, "hf_device_map"):  # else it has its places already
                 model.to(arguments.device)
             measure("stock", model)
-            if spec := recipes.yarn(model, max(lengths)):
+            for name, spec in recipes.untrained(model, max(lengths)).items():
                 with patched(model, spec):
-                    measure("yarn", model)
+                    measure(name, model)
         if control:
             stock = copy.deepcopy(model)
             halved = dataclasses.replace(plan, name="control", transfer=0, rate=rate / 2)

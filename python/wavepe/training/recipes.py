@@ -112,17 +112,18 @@ def _richer(part: Encoding) -> Encoding:
     return dataclasses.replace(part, biases=True, projection=True)
 
 
-def yarn(model: Any, longest: int) -> str | None:
-    """Return YaRN for `longest` tokens; None if the model is trained on them, or has no plain RoPE.
+def untrained(model: Any, longest: int) -> dict[str, str]:
+    """Return YaRN and Self-Extend for `longest` tokens, the rivals that need no training.
 
-    It is the rival that needs no training.
+    The dict is empty if the model is trained on such lengths, or has no plain RoPE.
     """
     config = families.decoder(model).config
     trained = config.max_position_embeddings
     plain = (config.rope_parameters or {}).get("rope_type") == "default"
-    if encoding_of(model) is not None or not plain or families.of(config).is_partial:
-        return None
-    return f"rope:type=yarn,factor={longest / trained:g}" if longest > trained else None
+    if encoding_of(model) or not plain or families.of(config).is_partial or longest <= trained:
+        return {}
+    extend = f"rope:self_extend=32,neighbors={trained // 2}"
+    return {"yarn": f"rope:type=yarn,factor={longest / trained:g}", "self-extend": extend}
 
 
 def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, str]:
