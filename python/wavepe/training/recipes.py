@@ -122,7 +122,7 @@ def untrained(model: Any, longest: int) -> dict[str, str]:
     plain = (config.rope_parameters or {}).get("rope_type") == "default"
     if encoding_of(model) or not plain or families.of(config).is_partial or longest <= trained:
         return {}
-    extend = f"rope:self_extend=32,neighbors={trained // 2}"
+    extend = f"rope:self_extend={max(32, 2 * longest // trained)},neighbors={trained // 2}"
     return {"yarn": f"rope:type=yarn,factor={longest / trained:g}", "self-extend": extend}
 
 
