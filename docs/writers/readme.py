@@ -11,7 +11,7 @@ from benchmarks.command import PICTURES, RESULTS, table
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import deciding, largest
-from .choose import YARN, cases, decoding, means
+from .choose import SELF_EXTEND, YARN, cases, decoding, means
 from .claims import BEST, LARGE_BEST, W
 from .headlines import bench_headline
 from .pages import addresses, kept, wrapped
@@ -21,7 +21,7 @@ PAGE = Path("README.md")
 WIDTH = 120
 # Rows of the picture: label and colour.
 LINES = {
-    BEST: ("wavelets + KERPLE", COLOURS[0]),
+    BEST: ("wavelets, biases,\nprojection, KERPLE", COLOURS[0]),
     "alibi": ("ALiBi", COLOURS[2]),
     YARN: ("RoPE with YaRN", COLOURS[5]),
     "rope": ("RoPE", COLOURS[1]),
@@ -64,7 +64,7 @@ def found(root: Path) -> str:
     """Return the main findings, each with what it does not show, and figures of speed."""
     needle = means(root, "tasks-needle", "accuracy")
     chains = means(root, "tasks-tracking", "accuracy")
-    small = means(root, "wavelet")
+    small, combined, recent = (means(root, x) for x in ("wavelet", "combinations", "recent"))
     real = largest(root)
     arms = {row["arm"]: row["perplexity"] for row in real["rows"]}
     (swap,) = (row["encoding"] for row in real["rows"] if row["arm"] == "plain")
@@ -78,14 +78,18 @@ def found(root: Path) -> str:
     facts = (
         "**Hidden facts.** Small Llamas (0.2 million parameters, three seeds), trained on texts of "
         f"128 bytes, find a fact hidden in 2048 bytes in {_percent(needle(BEST, 16))} of cases "
-        f"with wavelets and KERPLE, {_percent(needle('alibi', 16))} with ALiBi, "
-        f"{_percent(needle(W, 16))} with wavelets alone, and {_percent(needle(YARN, 16))} with "
-        "RoPE and YaRN at inference. KERPLE alone was not run. For chains of facts YaRN is better: "
+        "with wavelets with biases, projection and KERPLE, "
+        f"{_percent(needle('alibi', 16))} with ALiBi, {_percent(needle(W, 16))} with wavelets "
+        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. KERPLE alone "
+        "was not run. For chains of facts YaRN is better: "
         f"{_percent(chains(YARN, 8))} against {_percent(chains(BEST, 8))} at 8 times the length "
         "([all tasks](docs/results/index.md#tasks)).",
-        f"**Perplexity** of such models at 16 times the length is {small(BEST, 16)} with wavelets "
-        f"and KERPLE, {small('transformer_xl', 16)} with Transformer-XL, {small('kerple', 16)} "
-        f"with KERPLE, and {small(YARN, 16)} with YaRN ([what this does not "
+        f"**Perplexity** of such models at 16 times the length is {small(BEST, 16)} with these "
+        f"wavelets, {small('transformer_xl', 16)} with Transformer-XL, {small('kerple', 16)} with "
+        f"KERPLE, and {small(YARN, 16)} with YaRN. On more text the wavelets have "
+        f"{combined(BEST, 16)}, Transformer-XL with KERPLE "
+        f"{combined('transformer_xl+kerple', 16)}, "
+        f"and Self-Extend {recent(SELF_EXTEND, 16)} ([what this does not "
         "show](docs/concepts/extrapolation.md#what-does-not-follow)).",
         "**A real model**, SmolLM2-135M. After [the same "
         f"{few['settings']['tokens']:,} tokens of "
@@ -98,7 +102,7 @@ def found(root: Path) -> str:
         f"length, and plain RoPE {arms['control'][twice]:.2f}. Within the trained length that swap "
         "costs up to "
         f"{behind:.0%}.",
-        f"**Speed on a CPU.** {bench_headline(root)} A decoding step with wavelets and KERPLE "
+        f"**Speed on a CPU.** {bench_headline(root)} A decoding step with these wavelets "
         f"takes {decoding(root, LARGE_BEST)} times as long as with the stock model. [All "
         "figures](docs/results/speed.md) say where wavepe is slower.",
         f"**Speed on a GPU.** {gpu_speed(root)}",

@@ -121,7 +121,7 @@ _BASES = "rope:theta=LENGTH rope:theta=500 rope:theta=10000 rope:theta=500000"
 
 PRESETS = {
     "wavelet": Preset(
-        "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best", _MAIN,
+        "the main table of the wavelet paper (Oka et al. 2025), with learned, scaled rivals", _MAIN,
         protocols=("whole", "blocks", "sliding"), eval_bytes=32768,
     ),
     "kinds": Preset("kinds of wavelets, literal and mirrored", _KINDS),
