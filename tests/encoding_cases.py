@@ -12,6 +12,7 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
     temperature a function of the position: the factor on the query
     product     a function of the layer's input (..., length, dim): products of other queries with a
                 table, (..., heads, length, length), which are not divided by sqrt(d)
+    r_temperature   as temperature, but on these products alone
     decay       a function of the input, and of the visible tokens: added to the scores
     sinks       (heads,), a score without a value
     window      the distance at which keys are hidden
@@ -143,19 +144,24 @@ def fox(learned, **_):
     return {"decay": added}
 
 
-def relative(learned, length, **_):
+def relative(l2_clip=np.inf, floor=np.inf, alpha=0, *, learned, length, **_):
     """[I]: the product of r(x) with row delta of the table, up to its extent."""
 
     rows = torch.cat([learned["table"], torch.zeros(length, learned["table"].shape[1])])
     rows = torch.cat([rows, 0 * rows])  # of negative distances, from the end
-    return read_by_input(lambda delta: rows[delta], learned)
+    return {
+        **read_by_input(lambda delta: rows[delta], learned, l2_clip),
+        "r_temperature": lambda m: 1 + alpha * np.log(np.maximum((m + 1) / floor, 1)),
+    }
 
 
-def read_by_input(p, learned):
+def read_by_input(p, learned, l2_clip=np.inf):
     """[I]: p(delta) (m, n, columns) by r(x)."""
 
     def product(x):
         r = torch.einsum("...id,hrd->...hir", x, learned["r_proj"].to(x))
+        norm = r.pow(2).sum(-1, keepdim=True) ** 0.5 + 1e-6
+        r = torch.where(norm > l2_clip, r * l2_clip / norm, r)
         delta = torch.arange(x.shape[-2])[:, None] - torch.arange(x.shape[-2])
         return torch.einsum("...hir,ijr->...hij", r, p(delta).to(x))
 
@@ -297,6 +303,7 @@ IN_CALL = {
     "wavelet:scales=2,rank=2": narrow_wavelet,
     "wavelet:scales=2,rank=2,from_input=true": input_wavelet,
     "relative:extent=6,rank=3": relative,
+    "relative:rank=3,l2_clip=0.5,floor=4,alpha=0.3": lambda **x: relative(0.5, 4, 0.3, **x),
     "fox": fox,
     "pope:theta=100": pope,
     "xpos:theta=100,scale_base=6": xpos,
@@ -331,11 +338,10 @@ def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
         }
         found = ENCODINGS[str(part)](**args, learned=own)
         whole["tables"] += tables_of(found)
-        for name in ("u", "slopes", "bias", "added"):
-            if name in found:
-                whole[name] = whole.get(name, 0) + np.asarray(found[name])
-        alone = ("rotation", "vectors", "temperature", "sinks", "window", "product", "decay")
-        whole |= {name: found[name] for name in alone if name in found}
+        summed = found.keys() & {"u", "slopes", "bias", "added"}
+        for name in summed:
+            whole[name] = whole.get(name, 0) + np.asarray(found[name])
+        whole |= {name: found[name] for name in found.keys() - summed - {"relative", "v", "W"}}
     return whole
 
 
@@ -401,7 +407,8 @@ def scores(parts, q, k, plain, x, causal=True, shown=True, scaling=None):
         score = score + every.gather(-1, place.expand(score.shape))
     score = score * (size**-0.5 if scaling is None else scaling)
     if "product" in parts:
-        score = score + parts["product"](x)
+        of_r = parts.get("r_temperature", np.ones_like)(np.arange(length))
+        score = score + parts["product"](x) * torch.as_tensor(of_r).to(q)[..., None]
     if "temperature" in parts:
         score = score * torch.as_tensor(parts["temperature"](np.arange(length))).to(q)[..., None]
     if "slopes" in parts:

@@ -11,7 +11,7 @@ from wavepe.nn import SelfAttention
 
 SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
 # The others see where a sequence begins.
-RELATIVE = [spec for spec in SPECS if not wavepe.encoding(spec).has_temperature]
+RELATIVE = [spec for spec in SPECS if "floor=" not in spec]
 ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 
@@ -64,14 +64,14 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
     if parts is None:
         learned = learned_by(module)
         parts = parts_of(module.encoding, length, heads, learned=learned, causal=causal)
-    if "temperature" in parts:  # by positions, and not by places
+    for name in {"temperature", "r_temperature"} & parts.keys():  # by positions, and not by places
         counted = where.astype(np.int64)
         if positions is None:  # without padding, and anew in each sequence
             same = of_sequence[:, :, None] == of_sequence[:, None]
             seen = np.tril(np.ones((length, length))) * same
             counted = ((seen @ shown[..., None])[..., 0] - 1).clip(0)
-        factors = parts["temperature"](counted)[:, None]
-        parts = {**parts, "temperature": lambda _: factors}
+        factors = parts[name](counted)[:, None]
+        parts = {**parts, name: lambda _, factors=factors: factors}
     i, j = np.arange(length)[:, None], np.arange(length)
     hidden = ~shown[:, None] | (of_sequence[:, :, None] != of_sequence[:, None])
     hidden = hidden | (causal & (j > i)) | (False if window is None else i - j >= window)

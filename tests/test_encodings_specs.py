@@ -174,6 +174,7 @@ def test_canonical_spec(text, canonical):
         ("transformer_xl:biases=1", "biases must be true or false"),
         ("shaw:clip=0", "shaw clip must be at least 1, got 0"),
         ("shaw:clip=1000000000", "shaw clip must be at most 1048576, got 1000000000"),
+        ("relative:alpha=0.2", "relative alpha=0.2 needs floor"),
         ("shaw:learned=false", "unknown option 'learned' of encoding 'shaw'"),
         ("t5:clip=3", "unknown option 'clip'"),
         ("t5:buckets=1", "t5 buckets must be at least 2, got 1"),

@@ -247,11 +247,6 @@ def test_tables_grow_and_are_shared():
         both = min(length, len(p))
         assert np.array_equal(p[:both].numpy(), wanted[:both])
         assert not wanted[both:].any()
-        given = (length, 8, torch.float32, torch.device("cpu"))
-        rows = tables._constant_rows(tables.name_of(encoding), "table", True, *given)
-        assert np.array_equal(rows.numpy(), wanted)
-        rows = tables._constant_rows(tables.name_of(encoding), "table", False, *given)
-        assert np.array_equal(rows.numpy(), encoding.table(length, 8, causal=False)[0])
     both = (tables.constant_table(length, encoding, 8, True) for length in (100, 5))
     assert next(both) is next(both)
 

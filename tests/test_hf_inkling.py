@@ -8,7 +8,7 @@ import pytest
 import torch
 import wavepe.hf
 from hf_families import UNROTATED, build, stirred
-from hf_model import VOCABULARY, close, gradients
+from hf_model import VOCABULARY, close, gradients, logits
 from transformers import AutoModelForCausalLM
 
 if not UNROTATED:
@@ -56,13 +56,11 @@ def in_steps(model):
 def padded(model):
     ids = torch.cat([torch.zeros(2, 3, dtype=torch.long), IDS], 1)
     mask = (torch.arange(23) >= 3).long().expand(2, -1)
-    with torch.no_grad():
-        return model(ids, attention_mask=mask).logits[:, 3:]
+    return logits(model, ids, attention_mask=mask)[:, 3:]
 
 
 def whole(model):
-    with torch.no_grad():
-        return model(IDS, use_cache=False).logits
+    return logits(model, IDS, use_cache=False)
 
 
 def test_values(stock):
@@ -82,24 +80,46 @@ def test_values(stock):
     assert torch.equal(whole(stock), wanted[0])
 
 
-def test_gradients(stock):
-    wanted = gradients(stock, IDS)
-    for got, exact in zip(gradients(wavepe.hf.patch(stock, "relative"), IDS), wanted, strict=True):
-        assert close(got, exact, 1e-4)
+def in_float64(model, monkeypatch):
+    """The model, whose layers compute in float32, and are let compute in float64."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    model.set_experts_implementation("eager")
+    return model.double()
 
 
 def test_in_float64(stock, monkeypatch):
-    """The stock layers, which compute in float32, are let compute in float64."""
-    monkeypatch.setattr(torch.Tensor, "float", lambda x: x)
-    monkeypatch.setattr(torch, "float32", torch.float64)
-    model = stock.double()
-    model.set_experts_implementation("eager")
+    model = in_float64(stock, monkeypatch)
     wanted = whole(model), gradients(model, IDS)
     wavepe.hf.patch(model, "relative")
     assert close(whole(model), wanted[0], 1e-11)
     assert close(in_steps(model), wanted[0], 1e-11)
     for got, exact in zip(gradients(model, IDS), wanted[1], strict=True):
         assert close(got, exact, 1e-10)
+
+
+def test_its_options_are_those_of_inkling_2(monkeypatch):
+    """A new table with the values of the model's own, its clip and its factor, is the same."""
+    kinds = {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2, "log_scaling_n_floor": 6}
+    stock = build("inkling2_text", attn_implementation="eager", **kinds)
+    model = in_float64(stock, monkeypatch)
+    for table in tables(model):
+        table.norm.scale.data.fill_(1)
+    before, _ = whole(model), gradients(model, IDS)
+    exact = {name: x.grad for name, x in model.named_parameters()}
+    own = [(x.linear.weight, x.proj.T, x.linear.weight.grad, x.proj.grad.T) for x in tables(model)]
+    wavepe.hf.patch(model, "relative:extent=9,rank=4,l2_clip=1,floor=6")
+    for layer, (linear, table, *wanted) in zip(model.model.layers, own, strict=True):
+        new = layer.self_attn.position_encoding
+        new.r_proj.data.copy_(linear.view(new.r_proj.shape))
+        new.table.data.copy_(table)
+        exact |= {new.r_proj: wanted[0].view(new.r_proj.shape), new.table: wanted[1]}
+    assert close(whole(model), before, 1e-11)
+    assert close(in_steps(model), before, 1e-11)
+    gradients(model, IDS)
+    for name, x in model.named_parameters():
+        if x.grad is not None:  # the model's own are replaced
+            assert close(x.grad, exact[name if name in exact else x], 1e-10)
 
 
 @pytest.mark.parametrize("spec", OTHERS)

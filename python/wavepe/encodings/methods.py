@@ -130,6 +130,11 @@ class Methods:
         """Whether queries get a factor that depends on their position."""
         return self._has("temperature")
 
+    @property
+    def input_temperature(self) -> Methods | None:
+        """The `temperature` that multiplies the queries of `input_query` alone, if any."""
+        return None
+
     @once
     def has_vectors(self) -> bool:
         """Whether `score_vectors` makes other vectors of q and k."""

@@ -128,12 +128,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     need_module(model)
     learned = learned_ids(model)
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    groups: list[Any] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
     for parameter in model.parameters():
         plain = parameter.dim() < 2 or id(parameter) in learned
-        (others if plain else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+        groups[plain]["params"].append(parameter)
+    return groups

@@ -151,7 +151,9 @@ def _standard(offsets: Tensor, scale: Tensor, shift: Tensor, *options: Any) -> T
         "with scales and shifts that are learned",
     )
     _fake(offsets, scale, shift, kind, mirrored)  # checks
-    distance = _distance(offsets, shift, mirrored or (mirrored is None and kind == "haar"))
+    t = offsets.double()[:, None]
+    negated = mirrored or (mirrored is None and kind == "haar")
+    distance = (-t if negated else t) - shift.double()
     u = distance / scale.double()
     if kind == "haar":
         u = u if scale.dtype == torch.float64 else u.float()
@@ -165,12 +167,6 @@ def _standard(offsets: Tensor, scale: Tensor, shift: Tensor, *options: Any) -> T
         value = value * torch.cos(reduce_angles(distance).to(wide(scale)))
     value = torch.where(u.abs() > 38, 0.0, value)
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
-
-
-def _distance(offsets: Tensor, shift: Tensor, mirrored: bool | None) -> Tensor:
-    """Return t - shift (w, d) in float64."""
-    t = offsets.double()[:, None]
-    return (-t if mirrored else t) - shift.double()
 
 
 register_standard("wavelet_table", _standard, double=True)

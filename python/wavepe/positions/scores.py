@@ -14,10 +14,10 @@ from .. import ops
 from ..arrays.wavelet_registered import registrations
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
-from ..encodings.methods import checked_return
+from ..encodings.methods import Methods, checked_return
 from ..ops._attention_gpu import missing_kernel
 from ..ops._attention_in_graph import attention_of_encoding
-from ..ops._common import full_precision, wide
+from ..ops._common import wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
@@ -28,7 +28,7 @@ from .learned import LearnedTerms, Terms
 from .requests import Requests
 from .rotation import Rotated
 from .self_extend import SelfExtend
-from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of, table_on
+from .tables import capacity_range, constant_bias, graph_rows, name_of, table_on
 from .tokens import LAST_QUERIES, TokenIndices
 
 NOTHING = LearnedTerms()
@@ -92,8 +92,9 @@ class Scores:
         # the two calls of attention that replace one, outside training
         self.extended = SelfExtend(encoding, self._rotated_dims, causal) if extends else None
         self._has_temperature, self._window = encoding.has_temperature, encoding.window
+        self._input_temperatures = {x.name: t for x in parts if (t := x.input_temperature)}
         # whether positions matter, and not their differences alone
-        self.reads_positions = extends or self._has_temperature
+        self.reads_positions = extends or self._has_temperature or bool(self._input_temperatures)
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
@@ -145,6 +146,11 @@ class Scores:
         requests = indices.requests
         keys = k.shape[2] if requests is None else requests.longest
         keys = max(keys, 1)  # tables of no token have no range
+        for name, temperature in self._input_temperatures.items():
+            r: Any = learned[name].input_query
+            r = r[:, :, r.shape[2] - q.shape[2] :]
+            r = (r * _factors(temperature, q, k, indices).to(r.device)).to(r.dtype)
+            learned = {**learned, name: learned[name]._replace(input_query=r)}
         terms = self._terms(q, keys, learned, scale, named)
         kernel_args = {**terms.arguments, "q": q, "k": k}
         if terms.shift is not None:
@@ -201,10 +207,8 @@ class Scores:
             named = q.is_cpu or not missing_kernel(q, v, None, columns)
             named = named and not (self._changes_vectors or returns_lse)
             named = named and not (wants_standard() or under_transforms())
-        if self._window is not None:
-            window = self.window(window)
         kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)
-        options = {"scale": scale, "window": window, **options, **kernel_args}
+        options = {"scale": scale, "window": self.window(window), **options, **kernel_args}
         if self.extended is not None and not training:
             assert rotated is not None
             queries, keys = indices.absolute(q, k)
@@ -278,8 +282,7 @@ class Scores:
             if terms.input_query is not None:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
                 from_input.append((table, r.to(q.device, q.dtype) / factor))
-        if from_input:
-            tables = [(table, terms) for table, terms in tables if terms.input_query is None]
+        tables = [(table, terms) for table, terms in tables if terms.input_query is None]
         arguments: dict[str, Any] = {}
         query, joined = None, []
         if len(tables) == 1:
@@ -289,13 +292,8 @@ class Scores:
                 arguments |= {"name": table.name, "one_sided": self._causal}
             else:
                 arguments |= self._ready(table, q.dtype, q, keys)._asdict()
-        elif tables and self._has_temperature:  # it scales what each of them adds
+        else:
             joined = [(table, _converted(terms.query, q)) for table, terms in tables]
-        elif tables:
-            with full_precision(q.device.type):  # autocast would round the products
-                p, more = self._merged(tables, q, keys, factor)
-            arguments |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
-            biases += more
         if self._slopes is not None:
             arguments["slopes"] = self._slopes.on(q, wide(q))
         if biases:
@@ -327,9 +325,7 @@ class Scores:
             if dims < self._head_dim:
                 q, k = (torch.cat(x, -1) for x in zip((q, k), others, strict=True))
         if self._has_temperature:
-            at = indices.queries(q, k) if indices.positions is None else indices.positions
-            t: Any = self.encoding.temperature(at.to(q.device))
-            t = (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
+            t = _factors(self.encoding, q, k, indices)
             q = (q * t).to(q.dtype)
             if "q_rel" in kernel_args:
                 kernel_args["q_rel"] = (kernel_args["q_rel"] * t).to(q.dtype)
@@ -378,8 +374,7 @@ class Scores:
             size = (self._head_dim, dtype, like.device)
             rows = graph_rows(table.name, "table", self._causal, keys, *size)
             return Table(rows, self._first(keys))
-        wanted = (keys, table.encoding, self._head_dim, self._causal)
-        return Table(constant_table(*wanted) if like.is_cpu else table_on(like.device, *wanted))
+        return Table(table_on(like.device, keys, table.encoding, self._head_dim, self._causal))
 
     def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
         size = (self.heads, wide(q), q.device)
@@ -408,24 +403,12 @@ class Scores:
             p, first, _ = p.tensors(wide(q), q.device)
         return self._all(p, first, beyond, keys)
 
-    def _merged(
-        self, tables: list[tuple[Any, LearnedTerms]], q: Tensor, keys: int, factor: float
-    ) -> tuple[Tensor, list[Bias]]:
-        """Return one table for q itself, and biases, whose sum is that of several tables.
 
-        (q + v) W p = q (W p) + v W p: the first term is a table for each head, and the second is a
-        number for each head and distance.
-        """
-        total, biases = [], []
-        for table, terms in tables:
-            p, query = self._every_row(table, q, keys), terms.query
-            if query is not None and query.projection is not None:
-                p = p @ query.projection.to(q.device, p.dtype).mT
-            if query is not None and query.v is not None:
-                v = query.v.to(q.device, p.dtype)[..., None]
-                biases.append(Bias((p @ v)[..., 0] * factor, self._first(keys) - 1, "edge"))
-            total.append(p)
-        return reduce(add, total).to(q.dtype), biases
+def _factors(temperature: Methods, q: Tensor, k: Tensor, indices: TokenIndices) -> Tensor:
+    """Return the factors (B|1, 1, m, 1) of a temperature on the queries."""
+    at = indices.queries(q, k) if indices.positions is None else indices.positions
+    t: Any = temperature.temperature(at.to(q.device))
+    return (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
 
 
 def _converted(query: Query | None, q: Tensor) -> Query | None:
