@@ -16,10 +16,6 @@ NAMES = {"p", "first", "beyond", "q_rel", "slopes", "causal", "window", "scale"}
 NAMES |= {"bias", "bias_first", "bias_beyond", "sinks"}  # which arrays may have too
 
 
-def of_arrays(option):
-    return {name: x for name, x in option.items() if name in NAMES}
-
-
 OPTIONS = {
     name: option
     for name, option in attention_options.OPTIONS.items()
@@ -38,7 +34,8 @@ def draw(rng, shape, option="plain", dtype=np.float32):
     q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
     v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
-    given = {"q": q, "k": k, "v": v} | of_arrays(OPTIONS[option](rng, s))
+    optional = {name: x for name, x in OPTIONS[option](rng, s).items() if name in NAMES}
+    given = {"q": q, "k": k, "v": v} | optional
     kinds = dict.fromkeys((*"qkvp", "q_rel"), dtype) | dict.fromkeys(("bias", "sinks"), wide(dtype))
     return given | {name: given[name].astype(of) for name, of in kinds.items() if name in given}
 

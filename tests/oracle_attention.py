@@ -147,7 +147,8 @@ def forward(
     weights, lse = softmax(score, visible, sinks)
     factor = np.ones(shape)
     if dropout_p > 0:
-        factor = dropout_factor(shape, dropout_p, seed)
+        kept = dropout_kept(shape, dropout_p, seed)
+        factor = kept / (1 - dropout_p) if dropout_p < 1 else np.zeros(shape)
     out = weighted(weights * factor, visible, v)
     found = (row, inside, bias_row, bias_inside)
     return Forward(out, lse, weights, factor, visible, tanh, size, *found)
@@ -330,8 +331,3 @@ def dropout_kept(shape, dropout_p, seed):
         x *= np.uint32(0x846CA68B)
         x ^= x >> np.uint32(16)
     return x.astype(np.uint64) >= np.uint64(math.floor(dropout_p * 2**32))
-
-
-def dropout_factor(shape, dropout_p, seed):
-    kept = dropout_kept(shape, dropout_p, seed)
-    return kept / (1 - dropout_p) if dropout_p < 1 else np.zeros(shape)

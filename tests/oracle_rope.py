@@ -74,11 +74,6 @@ def yarn_factor(scale, weight=1):
 
 
 @exact
-def yarn_mscale(factor, mscale, all_dims):
-    """DeepSeek: the quotient of two such factors."""
-    return [], yarn_factor(factor, mscale) / yarn_factor(factor, all_dims)
-
-
 @exact
 def longrope(dim, theta, divisors, factor, original):
     """w_i / lambda_i; attention sqrt(1 + ln s / ln L_original)."""

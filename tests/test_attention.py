@@ -22,10 +22,6 @@ nan, inf = math.nan, math.inf
 BFLOAT16 = "bfloat16"  # of ml_dtypes, which may not be there
 
 
-def dtype_of(name):
-    return pytest.importorskip("ml_dtypes").bfloat16 if name == BFLOAT16 else np.dtype(name)
-
-
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_size(variant, option, dtype):
@@ -155,7 +151,9 @@ def assert_torch_agrees(torch, args, what):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", BFLOAT16])
 def test_torch_has_the_same_bits(variant, torch, option, dtype):
     for shape in (*SHAPES[::4], DECODING[2], LARGE[0], LARGE[2]):
-        args = draw(generator("torch"), shape, option, dtype_of(dtype))
+        ml_dtypes = dtype == BFLOAT16 and pytest.importorskip("ml_dtypes")
+        of_dtype = ml_dtypes.bfloat16 if ml_dtypes else np.dtype(dtype)
+        args = draw(generator("torch"), shape, option, of_dtype)
         assert_torch_agrees(torch, args, f"{dtype} {shape}")
 
 

@@ -58,11 +58,6 @@ def vectors(encoding, positions, head=8, **lengths):
 
 
 # ------------------------------------------------------------------ arrays
-def learned_sines(deltas, head, **_):
-    """[S]: rows begin as the sine waves of the clipped distance."""
-    return {"relative": oracle.sinusoidal(np.clip(np.asarray(deltas), -3, 3), head)}
-
-
 def kerple(kind, of_r1, of_r2):
     """[K]: each head begins in the middle of its part of the ranges that the authors draw from."""
 
@@ -76,7 +71,9 @@ def kerple(kind, of_r1, of_r2):
 INITIAL = {  # what learned encodings begin with; of transformer_xl the first head
     ASKED: wavelet("ricker", [1, 2, 4, 8]),
     "wavelet:scales=4,learned=true": wavelet("ricker", [1, 2, 4, 8]),
-    "shaw:clip=3": learned_sines,
+    "shaw:clip=3": lambda deltas, head, **_: {  # [S]: sine waves of the clipped distance
+        "relative": oracle.sinusoidal(np.clip(np.asarray(deltas), -3, 3), head)
+    },
     "transformer_xl": sines,
     "t5:buckets=6,max_distance=9": lambda deltas, heads, **_: {
         "bias": np.zeros((heads, len(deltas)))

@@ -99,7 +99,6 @@ PLANTED = {
     "NTK base in place of the rule": dict.fromkeys(RESCALED, rules(NTK_BASE)["default"]),
     "dynamic NTK base in place of the rule": {"linear": RIGHT["dynamic"]},
     "yarn in place of the rule": dict.fromkeys(("llama3", "longrope"), YARN),
-    "llama3 in place of the rule": {"yarn": RIGHT["llama3"]},
     "base 10000 in place of theta": rules(1e4),
     "yarn bounds truncated": {"yarn with exact bounds": YARN},
     "yarn bounds not truncated": {"yarn": RIGHT["yarn with exact bounds"]},
@@ -248,6 +247,7 @@ def test_verdicts(kind, arrays, start, end):
 
 
 LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": TRAINED}
+LLAMA["model_type"] = "llama"
 YARN_KEYS = {**SCALED, "rope_type": "yarn", "rope_theta": THETA}
 LLAMA_WITH_YARN = {**LLAMA, "rope_parameters": YARN_KEYS}
 
@@ -269,7 +269,7 @@ def test_float32_angles_hide_no_other_mistake(tmp_path):
 ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
 TOO_FAR = "position 5958 rope_report needs a length above"
 NO_TURN = "cannot show a rotation"
-NO_BASE = "needs rope_theta, the base of RoPE; got the keys"
+NO_BASE = r"needs rope_theta, as in to_dict\(\) of a loaded model; got the keys"
 NO_ROPE = "a stock model with RoPE, and this one has"
 # Arrays or a configuration, and the error that names what is wrong with them
 REFUSED = [
@@ -302,7 +302,9 @@ MISCONFIGURED = [
     ({"max_position_embeddings": "9", "rotary_dim": 4}, "TypeError: max_length must be an int"),
     ({"rotary_dim": 0}, "needs a pair that turns"),
     ({"model_type": "bert"}, NO_BASE),
-    ({"rope_ratio": 500}, NO_BASE),
+    ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8}}, NO_BASE),
+    ({"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": 1000}}, "rotation with alpha"),
+    ({"model_type": "nanochat"}, f"{NO_ROPE} 'the inverse rotation'"),
     ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
     ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
     ({"rope_theta": 1e4, "position_encoding": "rope:theta=9"}, f"{NO_ROPE} 'rope:theta=9'"),
@@ -332,7 +334,9 @@ TYPES = {"full_attention": {**GLOBAL, "rope_theta": 1e6}, "sliding_attention": L
 LAYERED = [
     {"rope_parameters": TYPES},
     {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": GLOBAL},  # Gemma 3
+    {"rope_theta": 1e6, "rope_scaling": GLOBAL, "model_type": "gemma3_text"},
 ]
+HEADS_BY_LAYER = {"per_layer_config": {"01": {"head_dim": 64}}, "layer_types": [*TYPES][1::-1]}
 PHI = {"rope_scaling": {**DIVISORS, "type": "su", ORIGINAL: 7}, ORIGINAL: BEFORE}
 CONFIGS = [
     ({"rope_theta": 3e4}, oracle.default(DIM, 3e4)),
@@ -341,6 +345,9 @@ CONFIGS = [
     ({"rotary_emb_base": 3e4, "rotary_pct": 0.25}, oracle.default(16, 3e4)),
     ({"rotary_dim": 30, "head_dim": 44}, oracle.default(30, 1e4)),
     ({"qk_rope_head_dim": 16, "head_dim": 24}, oracle.default(16, 1e4)),
+    ({"qk_rope_head_dim": 16, "partial_rotary_factor": 0.5}, oracle.default(16, 1e4)),
+    ({"kv_channels": 32, "attention_head_dim": 16}, oracle.default(16, 1e4)),
+    ({"head_dim": 32, "rope_parameters": TYPES, **HEADS_BY_LAYER}, oracle.linear(DIM, 1e6, 8.0)),
     ({"text_config": {**LLAMA, "rope_theta": 3e4}}, oracle.default(DIM, 3e4)),
     ({"rope_theta": 3e4, "rope_scaling": {"type": "mrope"}}, oracle.default(DIM, 3e4)),
     (PHI, oracle.longrope(DIM, 1e4, SHORT, 4.0, BEFORE)),
@@ -386,6 +393,8 @@ def test_the_text_says_where_the_rule_changes():
     turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (TRAINED, LENGTH)]
     assert rows(text)[-1] == ["31", "4", f"{2 * np.pi / inv_freq[-1]:.5g}", *turns]
     assert rows(report("proportional"))[-1] == ["31", "inf", "inf", "0", "0"]
+    for keys, order in (({}, "(2i, 2i+1)"), ({"rope_interleave": False}, "(i, i+32)")):
+        assert order in str(configured(model_type="deepseek_v3", rope_theta=1e4, **keys))
     assert "gives no base, so 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
 
 
@@ -424,7 +433,8 @@ SCALING = {"type": "yarn", "factor": 4.0, "original_context_length": BEFORE}
 
 def test_gguf(tmp_path):
     path = tmp_path / "model.gguf"
-    path.write_bytes(gguf(META | {f"llama.rope.scaling.{k}": x for k, x in SCALING.items()}))
+    yarn = {f"rope.scaling.{k}": x for k, x in SCALING.items()}
+    path.write_bytes(gguf(META | {f"llama.{k}": x for k, x in yarn.items()}))
     referee = wavepe.rope_report(path)
     np.testing.assert_allclose(referee.inv_freq, YARN[0], rtol=1e-14)
     cos, sin = tables(*YARN)
@@ -434,14 +444,26 @@ def test_gguf(tmp_path):
             assert says(referee.check(q=Q, rotated=rotated, positions=POSITIONS), start)
     divisors = PLAIN[0] / RIGHT["llama3"][0]  # llama3's rule is a tensor there
     tensors = {"other.weight": [1.0] * 9, "rope_freqs.weight": divisors}
-    path.write_bytes(whole := gguf(META, tensors))
-    np.testing.assert_allclose(wavepe.rope_report(path).inv_freq, RIGHT["llama3"][0], rtol=1e-7)
+    whole = gguf(META, tensors)
+    phi = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
+    gemma = {"rope.freq_base_swa": 1e4, "attention.key_length_swa": 16}
+    for keys, more, wanted in (
+        ({}, tensors, RIGHT["llama3"]),
+        ({"rope.scaling.attn_factor": 1.25}, phi, (PLAIN[0] / SHORT, 1.25)),  # has no type
+        ({**yarn, "rope.scaling.yarn_log_multiplier": 0.1}, {}, (YARN[0], 1.0)),  # DeepSeek
+        (gemma, {}, oracle.default(16, 1e4)),
+    ):
+        path.write_bytes(gguf(META | {f"llama.{k}": x for k, x in keys.items()}, more))
+        kind = "sliding_attention" if keys is gemma else None
+        referee = wavepe.rope_report(path, layer_type=kind)
+        np.testing.assert_allclose(referee.inv_freq, wanted[0], rtol=1e-6)
+        assert referee.attention_factor == pytest.approx(wanted[1])
     for data, words in (
         *((whole[:end], "is not a whole GGUF file") for end in range(4, len(whole))),
         (gguf({**META, "general.alignment": 0}), "is not a whole GGUF file of a model"),
         (gguf(META, version=1), "needs the version 2 or 3, little-endian; got 1"),
         (gguf(META, tensors, kind=1), "rope_freqs.weight must hold float32, got the GGUF type 1"),
-        (gguf(MODEL), "needs rope_theta"),  # a model without RoPE
+        (gguf({**MODEL, "general.architecture": "bert"}), "needs head_dim"),
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=words):

@@ -256,11 +256,6 @@ def chosen(arguments):
     return [each for each in mutants if paths & each[1].files]
 
 
-def only_once(mutants):
-    """Return a mutant for each set of tests."""
-    return list({mutant.tests: (index, mutant) for index, mutant in mutants}.values())
-
-
 def run_all(mutants, workers, clean):
     """Yield (mutant, outcome, seconds) as they come. C comes last: it changes the built modules."""
     shutil.rmtree(LOGS, ignore_errors=True)
@@ -299,7 +294,7 @@ def main():
     arguments = parser.parse_args()
     mutants = chosen(arguments)
     if arguments.clean:
-        mutants = only_once(mutants)
+        mutants = list({mutant.tests: (index, mutant) for index, mutant in mutants}.values())
     if not FAIRSEQ.exists() and any(mutant.area == "fairseq" for _, mutant in mutants):
         print("without those of fairseq: make .venv-fairseq/built brings it")
         mutants = [each for each in mutants if each[1].area != "fairseq"]

@@ -157,7 +157,11 @@ class _Text:
             fact, question = f"$n={answer};", "$n="
         else:
             fact, question, answer = FACT.format(value), QUESTION, f" {value}"
-        tail, answer_ids = self._question_ids(question, answer)
+        # The tokens of the question, and those of the answer when it follows.
+        alone, both = self.ids(question), self.ids(question + answer)
+        counts = range(min(len(alone), len(both)), 0, -1)
+        same = next((count for count in counts if alone[:count] == both[:count]), 0)
+        tail, answer_ids = both[:same], both[same:]
         middle = self.ids(fact)
         room = length - len(self.begin) - len(middle) - len(tail)
         if room < 0:
@@ -176,13 +180,6 @@ class _Text:
         hay, ends = hay[extra:], [max(0, end - extra) for end in ends]
         place = min(ends, key=lambda end: abs(end - depth * room))
         return [*self.begin, *hay[:place], *middle, *hay[place:], *tail], answer_ids
-
-    def _question_ids(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of the question, and the tokens of the answer when it follows."""
-        alone, both = self.ids(question), self.ids(question + answer)
-        ends = range(min(len(alone), len(both)), 0, -1)
-        same = next((end for end in ends if alone[:end] == both[:end]), 0)
-        return both[:same], both[same:]
 
 
 def _prefix(tokenizer: Any) -> list[int]:

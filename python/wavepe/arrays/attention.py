@@ -121,7 +121,11 @@ def attention(
     operands = {"q": q, "k": k, "v": v, **optional}
     arrays = _promoted({name: real_operand(name, x) for name, x in operands.items()})
     checks.sizes(arrays)
-    _check_memory(arrays)
+    (queries, d), (keys, dv) = (arrays[name].shape[-2:] for name in "qv")
+    columns = (d, dv, arrays["p"].shape[-1] if "p" in arrays else d)
+    # before the kernels' scratch memory overflows, as attention_call.cpp
+    if max(columns) >= 2**20 or (queries + keys + 2**12) * (sum(columns) + 2**8) >= 2**45:
+        raise MemoryError(f"attention of {checks.listed(arrays)} needs more memory than there is")
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:
             arrays[name] = real_operand(name, of_heads).astype(np.float64)
@@ -164,14 +168,6 @@ def _promoted(arrays: _Arrays) -> _Arrays:
             f"{dtype} for {checks.listed(arrays)}"
         )
     return {name: cast(x, dtype) for name, x in arrays.items()}
-
-
-def _check_memory(arrays: _Arrays) -> None:
-    """Raise MemoryError before the kernels' scratch memory overflows, as attention_call.cpp."""
-    (queries, d), (keys, dv) = (arrays[name].shape[-2:] for name in "qv")
-    columns = (d, dv, arrays["p"].shape[-1] if "p" in arrays else d)
-    if max(columns) >= 2**20 or (queries + keys + 2**12) * (sum(columns) + 2**8) >= 2**45:
-        raise MemoryError(f"attention of {checks.listed(arrays)} needs more memory than there is")
 
 
 def _reachable(

@@ -211,11 +211,6 @@ class _Case(NamedTuple):
         return base ** (-np.arange(0, size, 2) / max(size, 1))
 
 
-def _linear(case: _Case) -> tuple[np.ndarray, float]:
-    """Return position interpolation: every position is divided by the factor."""
-    return case.powers() / case.parameters["factor"], 1.0
-
-
 def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
     """Return dynamic NTK: beyond max_length the base grows until the slowest pair interpolates."""
     if case.max_length is None:
@@ -326,7 +321,7 @@ class RopeType(NamedTuple):
 
 ROPE_TYPES: dict[str, RopeType] = {
     "default": RopeType(lambda case: (case.powers(), 1.0)),
-    "linear": RopeType(_linear, ("factor",)),
+    "linear": RopeType(lambda case: (case.powers() / case.parameters["factor"], 1.0), ("factor",)),
     "dynamic": RopeType(_dynamic, ("factor",), (), True),
     "yarn": RopeType(
         _yarn,

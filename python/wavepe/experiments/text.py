@@ -102,8 +102,11 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
     if (settings := model.comparison) is None:
         longest = longest if model.tokenizer is None else 1
         return load_text(None, longest, 1) if data is None else None
-    if data is not None and not _may_be_text_of(settings, Path(data)):
-        return None
+    if data is not None:  # it may be the training text if it is no pipe, and not far larger
+        files, before = _files(Path(data)), settings.get("text", {})
+        most = 2 * (before.get("read_bytes") or before.get("train_bytes", math.inf))
+        if not all(map(Path.is_file, files)) or sum(x.stat().st_size for x in files) > most:
+            return None
     # Old results do not tell what decided the split. Another text may be too short for it.
     longest = settings.get("text", {}).get("longest") or max(settings["lengths"])
     try:
@@ -113,13 +116,6 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
             raise
         return None
     return text if data is None or text.sha256 == settings["text_sha256"] else None
-
-
-def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
-    """Return whether `data` may be the training text: no pipe, and not far larger."""
-    files, text = _files(data), settings.get("text", {})
-    most = 2 * (text.get("read_bytes") or text.get("train_bytes", math.inf))
-    return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) <= most
 
 
 def _files(data: Path) -> list[Path]:

@@ -146,13 +146,6 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
 # ---------------------------------------------------------------- what goes wrong in engines
 
 
-def _other_exponents(right: Engine) -> Engine:
-    """Divide the exponents by the whole head instead of the rotated part, or the reverse."""
-    part, theta = (right.parameters[key] for key in ("partial_rotary_factor", "rope_theta"))
-    power = 1 / part if right.parameters["rope_type"] == "proportional" else part
-    return right.having(rope_theta=theta**power)
-
-
 # The name of each mistake, and a function from the right engine to one that makes it. A rope type
 # ignores the parameters that it does not know.
 MISTAKES: dict[str, Callable[[Engine], Engine]] = {
@@ -177,9 +170,6 @@ MISTAKES: dict[str, Callable[[Engine], Engine]] = {
     ),
     "dynamic NTK base in place of the rule": lambda x: x.having(rope_type="dynamic"),
     "yarn in place of the rule": lambda x: x.having(rope_type="yarn"),
-    "llama3 in place of the rule": lambda x: x.having(
-        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0, **x.parameters, "rope_type": "llama3"}
-    ),
     "base 10000 in place of theta": lambda x: x.having(rope_theta=DEFAULT_THETA),
     "yarn bounds truncated": lambda x: x.having(truncate=True),
     "yarn bounds not truncated": lambda x: x.having(truncate=False),
@@ -194,7 +184,12 @@ MISTAKES: dict[str, Callable[[Engine], Engine]] = {
     "partial rotation of a quarter of the head": lambda x: x.having(partial_rotary_factor=0.25),
     "partial rotation of half of the head": lambda x: x.having(partial_rotary_factor=0.5),
     "partial rotation of three quarters": lambda x: x.having(partial_rotary_factor=0.75),
-    "partial rotation with the exponents of the other kind": _other_exponents,
+    # The exponents are divided by the whole head instead of the rotated part, or the reverse.
+    "partial rotation with the exponents of the other kind": lambda x: x.having(
+        rope_theta=x.parameters["rope_theta"]
+        ** x.parameters["partial_rotary_factor"]
+        ** (-1 if x.parameters["rope_type"] == "proportional" else 1)
+    ),
     **{
         f"{dtype} {what}": partial(replace, rounding=(what, dtype))
         for dtype in ("float16", "bfloat16")

@@ -22,29 +22,40 @@ from .engine import Engine
 
 # Model types of transformers that rotate the pairs (2i, 2i+1); all others rotate (i, i + h).
 INTERLEAVED = {
-    "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm",
-    "glm4", "gptj", "helium", "llama4_text",
+    "axk1", "axk2", "bailing_hybrid", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
+    "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5", "ernie4_5_moe",
+    "ernie4_5_vl_moe_text", "glm", "glm4", "glm4_moe_lite", "glm4v_text", "glm_moe_dsa",
+    "glm_ocr_text", "gptj", "helium", "hy_v4_vl_text", "kimi_k2", "llama4_text", "longcat_flash",
+    "mistral4", "mistral_large4_text", "moonshine", "moonshine_streaming", "openai_privacy_filter",
+    "sarvam_mla", "youtu",
 }  # fmt: skip
+# Model types whose base is 10000 where the configuration gives none.
+_WITHOUT_BASE = {"codegen", "falcon", "gpt_neox", "gptj", "llama", "mistral", "phi"}
+# The base of sliding layers, which do not scale, where the configuration gives none.
+_LOCAL = dict.fromkeys(("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), 1e4) | {"olmo3": 5e5}
+# Keys of rotations that no report describes.
+_UNREAD = ("alpha", "compress_rope_theta", "mla_use_nope", "short_mscale", "use_dynamic_ntk")
 _OLD_TYPES = {"su": "longrope", "mrope": "default"}
 # The keys of configurations and of GGUF by one of their names; the first that is given counts.
 _KEYS = {
     "rope_parameters": ("rope_parameters", "rope_scaling"),
-    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rope_pct"),
     "rotary_dim": ("rotary_dim", "rope.dimension_count"),
-    "head_dim": ("qk_rope_head_dim", "head_dim", "attention.key_length"),
+    "head_dim": ("qk_rope_head_dim", "head_dim", "attention_head_dim", "kv_channels",
+                 "attention.key_length"),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_length"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "attention.head_count"),
     "trained_length": ("max_position_embeddings", "n_positions", "context_length"),
     "rope_theta": ("rope_theta", "global_rope_theta", "rotary_emb_base", "rope.freq_base"),
-    "local_rope_theta": ("rope_local_base_freq", "local_rope_theta", "rope.freq_base_swa"),
-}
-# Without a base, one of these keys says that the model rotates.
-_SIGNS = {"qk_rope_head_dim", *(key for name in [*_KEYS][:3] for key in _KEYS[name])}
+    "local_rope_theta": ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta",
+                         "rope.freq_base_swa"),
+}  # fmt: skip
 # GGUF's types of values, by their numbers: struct's letters. 8 is a string, 9 an array.
 _SCALARS = dict(enumerate("BbHhI" + "if?")) | {10: "Q", 11: "q", 12: "d"}
 _SCALING = {
     "type": "rope_type", "factor": "factor", "original_context_length": ORIGINAL,
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_factor": "attention_factor",
+    "yarn_log_multiplier": "mscale_all_dim",
 }  # fmt: skip
 # Tensors of GGUF with a divisor for each pair; llama3's rule is kept as the first.
 _DIVISORS = {
@@ -138,9 +149,8 @@ class RopeReport:
         for length in filter(None, (engine.max_length, engine.length)):
             columns[f"turns in {length}"] = length / tokens[rows]
         layout = {None: "", True: " (2i, 2i+1)", False: f" (i, i+{pairs})"}[engine.interleaved]
-        types = f"layers {self.layer_type} (others: {', '.join(self.others)})"
         return "\n".join([
-            *[types] * bool(self.others),
+            *[f"layers {self.layer_type} (others: {', '.join(self.others)})"] * bool(self.others),
             ", ".join(f"{key} {x}" for key, x in parameters.items() if np.ndim(x) == 0),
             f"head size {engine.dim}, {pairs} pairs{layout}",
             f"attention factor {self.attention_factor:.6g}",
@@ -186,6 +196,7 @@ def rope_report(
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
     encoding = read.get("position_encoding") or read.get("position_embedding_type")
     encoding = encoding or ("alibi" if read.get("alibi") else "rope")
+    encoding = {"nanochat": "the inverse rotation"}.get(str(read.get("model_type")), encoding)
     if encoding not in ("rope", "rotary"):
         raise ValueError(f"a report needs a stock model with RoPE, and this one has {encoding!r}")
     for name, keys in _KEYS.items():
@@ -242,9 +253,9 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
     model_type = keys.get("general.architecture", "")
     config = {key.removeprefix(f"{model_type}."): x for key, x in keys.items()}
     rope = {new: config.get(f"rope.scaling.{key}") for key, new in _SCALING.items()}
+    rope["mscale"] = rope["mscale_all_dim"]
     rope = {key: x for key, x in rope.items() if x not in (None, "none")}
-    if rope.get("rope_type") != "longrope":
-        rope.pop("attention_factor", None)  # for yarn it is a factor on the attention factor
+    attention = {"attention_factor": rope.pop("attention_factor", 1.0)}  # yarn has another factor
     step = keys.get("general.alignment", 32)
     start = -(-file.tell() // step) * step
     for name, sizes, kind, offset in places:
@@ -253,8 +264,7 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
                 raise ValueError(f"{name} must hold float32, got the GGUF type {kind}")
             file.seek(start + offset)
             rope |= dict.fromkeys(_DIVISORS[name], take(f"{sizes[0]}f"))
-        if name == "rope_freqs.weight":
-            rope |= {"rope_type": "longrope", "attention_factor": 1.0}
+            rope |= {"rope_type": "longrope", **attention}
     config |= {"rope_scaling": rope} if rope else {}
     return {**config, "model_type": model_type, "gguf": True}
 
@@ -262,10 +272,14 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
 def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rope parameters of each layer type; of all layers under the name ""."""
     rope, local = config.get("rope_parameters") or {}, config.get("local_rope_theta")
+    local = local or _LOCAL.get(str(config.get("model_type")))
     if not isinstance(rope, Mapping):
         raise TypeError(f"rope_parameters must be a dict, got {rope!r}")
     by_type = {kind: x for kind, x in rope.items() if isinstance(x, Mapping)}
-    if not by_type and local:  # Gemma 3 and ModernBERT, before transformers 5
+    unread = [key for key in _UNREAD if config.get(key) or rope.get(key)]
+    if unread and not by_type:
+        raise ValueError(f"a report cannot read a rotation with {', '.join(unread)}")
+    if not by_type and local:  # before transformers 5
         by_type = {"full_attention": rope, "sliding_attention": {"rope_theta": local}}
     if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
@@ -280,6 +294,11 @@ def _engine(
 ) -> tuple[Engine, list[str]]:
     """Return the right engine of a layer type, and remarks for its report."""
     got = f"got the keys {', '.join(map(str, config)) or '(none)'}"
+    for layer, own in (config.get("per_layer_config") or {}).items():  # Gemma 4
+        if layer_type in (config.get("layer_types") or ())[int(layer) : int(layer) + 1]:
+            config = {**config, **own}
+    if layer_type == "sliding_attention" and "attention.key_length_swa" in config:
+        config = {**config, "head_dim": config["attention.key_length_swa"], "rotary_dim": None}
     head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4
     head = head or config.get("head_dim")
     if head is None:
@@ -292,16 +311,18 @@ def _engine(
         size = checks.integer("rotary_dim", config["rotary_dim"])
         part = size / head if int(size / head * head) == size else math.nextafter(size / head, 1)
         rope["partial_rotary_factor"] = part  # the size follows from it exactly
+    if config.get("qk_rope_head_dim"):
+        rope["partial_rotary_factor"] = None  # it is a part of the larger head_dim
     kind = rope.get("rope_type") or rope.get("type") or "linear" * bool(rope.get("factor"))
     rope |= {"type": None, "rope_type": _OLD_TYPES.get(kind, kind or None)}
     parameters, notes = standard_parameters(rope, max_length)
     if "rope_theta" not in parameters:
-        if _SIGNS.isdisjoint(config):
-            raise ValueError(f"a report needs rope_theta, the base of RoPE; {got}")
+        if config.get("model_type") not in _WITHOUT_BASE and "rope.dimension_count" not in config:
+            raise ValueError(f"a report needs rope_theta, as in to_dict() of a loaded model; {got}")
         parameters["rope_theta"] = DEFAULT_THETA
         notes.append("the configuration gives no base, so 10000 is used")
-    pairs = config.get("model_type") in INTERLEAVED or bool(config.get("rope_interleave"))
-    order = None if "gguf" in config else pairs  # GGUF does not name the order
+    pairs = config.get("rope_interleave", config.get("model_type") in INTERLEAVED)
+    order = None if "gguf" in config else bool(pairs)  # GGUF does not name the order
     engine = Engine(head, parameters, max_length, length, order)
     engine.frequencies  # noqa: B018 - it raises an error for a wrong parameter
     return engine, notes
