@@ -8,6 +8,7 @@ have names.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -236,14 +237,8 @@ def _ray(rest: str, folder: Path, gpus: int) -> Iterator[Executor]:
         yield Tasks()
 
 
-def _mpi(rest: str, folder: Path, gpus: int) -> Executor:
-    from mpi4py.futures import MPIPoolExecutor
-
-    return MPIPoolExecutor()  # a context manager itself
-
-
 # name -> the module that it needs, which its extra brings
 _KINDS: dict[str, tuple[str, Callable[..., AbstractContextManager[Executor]]]] = {
     "dask": ("distributed", _dask), "slurm": ("submitit", _slurm), "ray": ("ray", _ray),
-    "mpi": ("mpi4py", _mpi),
+    "mpi": ("mpi4py", lambda *_: importlib.import_module("mpi4py.futures").MPIPoolExecutor()),
 }  # fmt: skip

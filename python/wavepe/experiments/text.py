@@ -102,7 +102,7 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
     if (settings := model.comparison) is None:
         longest = longest if model.tokenizer is None else 1
         return load_text(None, longest, 1) if data is None else None
-    if data is not None:  # it may be the training text if it is no pipe, and not far larger
+    if data is not None:  # a pipe, or a far larger text, is not the training text
         files, before = _files(Path(data)), settings.get("text", {})
         most = 2 * (before.get("read_bytes") or before.get("train_bytes", math.inf))
         if not all(map(Path.is_file, files)) or sum(x.stat().st_size for x in files) > most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +36,6 @@ def _first_half(table: Tensor) -> Tensor:
     return table[..., : table.shape[-1] // 2]
 
 
-def _twice(pairs: Tensor) -> Tensor:
-    return pairs.repeat_interleave(2, -1)
-
-
 def _every_second(table: Tensor) -> Tensor:
     return table[..., ::2]
 
@@ -50,7 +47,7 @@ def _as_it_is(table: Tensor) -> Tensor:
 LLAMA = Layout(False, _in_halves, _first_half)
 GPT_OSS = Layout(False, _as_it_is, _as_it_is)
 GLM = Layout(True, _in_halves, _first_half)
-COHERE = Layout(True, _twice, _every_second)
+COHERE = Layout(True, partial(torch.repeat_interleave, repeats=2, dim=-1), _every_second)
 
 
 @torch.no_grad()

@@ -319,11 +319,11 @@ def _gradients(
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
 
 
-def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, *wanted_gradients(ctx)))
-
-
-register_autograd("attention_forward", _registered_backward, save_attention)
+register_autograd(
+    "attention_forward",
+    lambda ctx, *grads: by_input(ctx, _gradients(ctx, *grads, *wanted_gradients(ctx))),
+    save_attention,
+)
 
 
 not_differentiable(

@@ -170,6 +170,9 @@ MISTAKES: dict[str, Callable[[Engine], Engine]] = {
     ),
     "dynamic NTK base in place of the rule": lambda x: x.having(rope_type="dynamic"),
     "yarn in place of the rule": lambda x: x.having(rope_type="yarn"),
+    "llama3 in place of the rule": lambda x: x.having(
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0, **x.parameters, "rope_type": "llama3"}
+    ),
     "base 10000 in place of theta": lambda x: x.having(rope_theta=DEFAULT_THETA),
     "yarn bounds truncated": lambda x: x.having(truncate=True),
     "yarn bounds not truncated": lambda x: x.having(truncate=False),

@@ -31,6 +31,10 @@ INTERLEAVED = {
 }  # fmt: skip
 # Model types whose base is 10000 where the configuration gives none.
 _WITHOUT_BASE = {"codegen", "falcon", "gpt_neox", "gptj", "llama", "mistral", "phi"}
+# The part of a head that rotates where the configuration gives none.
+_PARTS = {"gpt_neox": 0.25, "qwen3_next": 0.25, "stablelm": 0.25} | dict.fromkeys(
+    ("bamba", "glm", "glm4", "glm4_moe", "nemotron", "persimmon", "phi"), 0.5
+)
 # The base of sliding layers, which do not scale, where the configuration gives none.
 _LOCAL = dict.fromkeys(("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), 1e4) | {"olmo3": 5e5}
 # Keys of rotations that no report describes.
@@ -285,7 +289,8 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
     original = None if by_type else config.get(ORIGINAL)  # Phi-3's, which replaces rope's
     outer = {} if original is None else {ORIGINAL: original}
-    rest = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    part = config.get("partial_rotary_factor") or _PARTS.get(str(config.get("model_type")))
+    rest = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": part}
     return {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
 
 
@@ -294,9 +299,9 @@ def _engine(
 ) -> tuple[Engine, list[str]]:
     """Return the right engine of a layer type, and remarks for its report."""
     got = f"got the keys {', '.join(map(str, config)) or '(none)'}"
-    for layer, own in (config.get("per_layer_config") or {}).items():  # Gemma 4
+    for layer, changes in (config.get("per_layer_config") or {}).items():  # Gemma 4
         if layer_type in (config.get("layer_types") or ())[int(layer) : int(layer) + 1]:
-            config = {**config, **own}
+            config = {**config, **changes}
     if layer_type == "sliding_attention" and "attention.key_length_swa" in config:
         config = {**config, "head_dim": config["attention.key_length_swa"], "rotary_dim": None}
     head = config.get("global_head_dim") if layer_type == "full_attention" else None  # Gemma 4

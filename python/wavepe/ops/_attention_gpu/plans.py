@@ -200,7 +200,9 @@ class _Tape(DispatchMode):
             base, root = self.roots[id(x)]
             roots.append(base)
             offset = self._constant((x.storage_offset() - root[2]) * x.itemsize)
-            return self._named(_address, base, offset) if bound else self._tensor(x)
+            if bound:
+                return self._named(lambda x, offset: x.data_ptr() + offset, base, offset)
+            return self._tensor(x)
 
         self._step(run, *[encoded(x) for x in (*arguments, *more)])
         self.last |= dict.fromkeys(roots, self.steps[-1][-1])  # whose addresses it has
@@ -240,7 +242,3 @@ def _getter(keys: Sequence[int]) -> Callable[[dict[int, Any]], tuple[Any, ...]]:
     if len(keys) > 1:
         return operator.itemgetter(*keys)
     return (lambda values: (values[keys[0]],)) if keys else lambda values: ()
-
-
-def _address(x: Tensor, offset: int) -> int:
-    return x.data_ptr() + offset
