@@ -93,36 +93,40 @@ static void check_narrowed(const char *way, const array *x, const array *out) {
     }
 }
 
-/* Put a NaN. For some of them, adding to the bits would carry into the exponent and the sign. */
-static void put_nan(const array *x, int64_t i) {
-    static const uint32_t bits32[] = {0x7fffffff, 0xffffffff, 0x7f800001, 0xff800001, 0x7fc12345};
-    static const uint64_t bits64[] = {0x7fffffffffffffff, 0xffffffffffffffff, 0x7ff0000000000001,
-                                      0xfff0000000000001, 0x7ff8123456789abc};
-    const int which = (int)random_int(0, 4);
+/* Put a NaN. For some of them, adding to the bits would carry into the exponent and the sign. The
+ * last two are signalling. */
+static void put_nan(const array *x, int64_t i, int signalling) {
+    static const uint32_t bits32[] = {0x7fffffff, 0xffffffff, 0x7fc12345, 0x7f800001, 0xff800001};
+    static const uint64_t bits64[] = {0x7fffffffffffffff, 0xffffffffffffffff, 0x7ff8123456789abc,
+                                      0x7ff0000000000001, 0xfff0000000000001};
+    const int which = (int)random_int(0, signalling ? 4 : 2);
     if (x->type == WPE_F32)
         memcpy(at(x, i, 0, 0), &bits32[which], 4);
     else
         memcpy(at(x, i, 0, 0), &bits64[which], 8);
 }
 
-static array random_numbers(int type, int from) {
+static array random_numbers(int type, int from, int signalling) {
     const array x = new_dense(from, COUNT, 1, 1);
     for (int64_t i = 0; i < COUNT; i++) put(&x, i, 0, 0, random_number(type, from));
     fill_special(&x, 0.02);
     for (int64_t i = 0; i < COUNT; i++)
-        if (chance(0.01)) put_nan(&x, i);
+        if (chance(0.01)) put_nan(&x, i, signalling);
     seal(&x);
     return x;
 }
 
 static void check_narrow(void) {
     const int type = chance(0.5) ? WPE_F16 : WPE_BF16;
-    const array x = random_numbers(type, WPE_F32), out = new_dense(type, COUNT, 1, 1);
-    describe("f32 to %s", type_name(type));
+    const int signalling = chance(0.5);
+    const int count = signalling ? 2 : WAYS; /* pairs are results, with quiet NaNs */
+    const array x = random_numbers(type, WPE_F32, signalling);
+    const array out = new_dense(type, COUNT, 1, 1);
+    describe("f32 to %s%s", type_name(type), signalling ? ", signalling NaNs" : "");
     const wpe_kernels *k;
     EACH_VARIANT(k) {
         const check_functions *f = functions_of(k);
-        for (volatile int way = 0; way < WAYS; way++) {
+        for (volatile int way = 0; way < count; way++) {
             reset(&out);
             if (CALL_PLAIN((type == WPE_F16 ? f->narrow_f16 : f->narrow_bf16)[way](out.data, x.data,
                                                                                    COUNT)))
@@ -133,7 +137,7 @@ static void check_narrow(void) {
 
 static void check_narrow_double(void) {
     const int type = chance(0.5) ? WPE_F16 : WPE_F32;
-    const array x = random_numbers(WPE_F16, WPE_F64), out = new_dense(type, COUNT, 1, 1);
+    const array x = random_numbers(WPE_F16, WPE_F64, 1), out = new_dense(type, COUNT, 1, 1);
     describe("f64 to %s", type_name(type));
     const wpe_kernels *k;
     EACH_VARIANT(k) {
