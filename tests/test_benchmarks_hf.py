@@ -150,6 +150,7 @@ def profiled(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_call_sum_to_its_time(profiled):
     rows = json.loads(profiled.read_text())["rows"]
     assert [row["phase"] for row in rows] == [x.phase for x in hf_profile.SITUATIONS]

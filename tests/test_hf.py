@@ -63,7 +63,11 @@ def parameters_of(model):
 
 # Each encoding, and of each kind of term the other numbers of heads.
 HEADS = [((4, 2), spec) for spec in (*SPECS, *LEARNED, ASKED, *COMBINED, *IN_CALLS)]
-HEADS += [(heads, spec) for heads in ((4, 4), (6, 2), (2, 1)) for spec in (*EACH_ENTRY, *LEARNED)]
+HEADS += [
+    pytest.param(heads, spec, marks=() if (i - j) % 3 == 0 else pytest.mark.slow)
+    for i, heads in enumerate(((4, 4), (6, 2), (2, 1)))
+    for j, spec in enumerate((*EACH_ENTRY, *LEARNED))
+]
 
 
 @pytest.mark.parametrize(("heads", "spec"), HEADS, ids=str)
@@ -333,7 +337,13 @@ GENERATED += [(way, spec) for way in ("static", "beams", "chunks") for spec in E
 GENERATED += [("static", spec) for spec in CACHED[-3:]]
 
 
-@pytest.mark.parametrize(("way", "spec"), GENERATED)
+@pytest.mark.parametrize(
+    ("way", "spec"),
+    [
+        pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, case in enumerate(GENERATED)
+    ],
+)
 def test_generation_with_and_without_a_cache(way, spec):
     model, ids, how = patched(spec), tokens(2, 9), WAYS[way]
     mask = torch.ones_like(ids)

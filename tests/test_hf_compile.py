@@ -237,6 +237,7 @@ assert close(logits(compiled, tokens(2, 9)), logits(model, tokens(2, 9)), 1e-5)
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_the_first_that_a_process_compiles():
     """Nothing of wavepe was traced before, so its marks are set in this trace."""
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(wavepe.__file__).parents[1])])

@@ -11,6 +11,7 @@ from attention_cases import (
     SEED,
     Shape,
     attention,
+    by_turns,
     composed,
     draw,
     incoming,
@@ -155,7 +156,7 @@ def test_a_number_that_changes_compiles_twice(name, backend):
     assert counter.frame_count == 2
 
 
-@pytest.mark.parametrize("mode", PROGRAMS)
+@pytest.mark.parametrize("mode", soon(PROGRAMS, PROGRAMS[0]))
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_number_that_only_values_tell(name, mode):
     x = torch.randn(2, 2, 5, 8)
@@ -168,6 +169,7 @@ def test_a_number_that_only_values_tell(name, mode):
         program(torch.tensor(torch.inf), x)
 
 
+@pytest.mark.slow
 def test_the_composition_is_one_graph():
     """Traced alone: lowering all its operators for a gradient takes half a minute."""
     recording_backend()
@@ -235,8 +237,7 @@ def test_autocast_leaves_bias_wide():
     assert leaf.grad.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("dtype", [F32, torch.bfloat16, F64])
+@pytest.mark.parametrize(("option", "dtype"), by_turns(OPTIONS, [F32, torch.bfloat16, F64]))
 def test_meta_tensors_give_shapes(option, dtype):
     arguments = draw(generator("meta"), SMALL, OPTIONS[option], dtype)
     meta = {n: x.to("meta") if torch.is_tensor(x) else x for n, x in arguments.items()}
