@@ -41,16 +41,6 @@ def soon(values, *chosen):
     ]
 
 
-def by_turns(options, values):
-    """Return parameters: each option with one of the values, by turns, and with the others in the
-    long tail."""
-    return [
-        pytest.param(option, value, marks=() if (i - j) % len(values) == 0 else SLOW)
-        for i, option in enumerate(options)
-        for j, value in enumerate(values)
-    ]
-
-
 def wide(dtype):
     """Return the dtype of the computation, which lse and bias have too."""
     return F64 if dtype == F64 else F32

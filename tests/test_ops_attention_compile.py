@@ -11,7 +11,6 @@ from attention_cases import (
     SEED,
     Shape,
     attention,
-    by_turns,
     composed,
     draw,
     incoming,
@@ -19,7 +18,7 @@ from attention_cases import (
     soon,
     torch,
 )
-from cases import compiled_once, generator, recording_backend
+from cases import by_turns, compiled_once, generator, recording_backend
 from op_cases import PROGRAMS, of_values, program_of
 from torch.autograd import forward_ad
 from wavepe.ops._attention_checks import Arguments

@@ -13,7 +13,6 @@ from attention_cases import (
     SEED,
     Shape,
     attention,
-    by_turns,
     compare,
     composed,
     draw,
@@ -25,7 +24,7 @@ from attention_cases import (
     soon,
     torch,
 )
-from cases import generator
+from cases import by_turns, generator
 
 TINY = [Shape(2, 2, 1, 3, 4, 2, 3), Shape(1, 2, 2, 1, 5, 3, 1), Shape(1, 2, 1, 3, 2, 2, 1)]
 
