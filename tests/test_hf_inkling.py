@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import wavepe.hf
+from cases import by_turns
 from hf_families import UNROTATED, build, stirred
 from hf_model import VOCABULARY, close, gradients
 from transformers import AutoModelForCausalLM
@@ -102,7 +103,7 @@ def test_in_float64(stock, monkeypatch):
         assert close(got, exact, 1e-10)
 
 
-@pytest.mark.parametrize("spec", OTHERS)
+@pytest.mark.parametrize(("spec", "stock"), by_turns(OTHERS, [*UNROTATED]), indirect=["stock"])
 def test_other_encodings(stock, spec, tmp_path):
     before = whole(stock)
     stirred(wavepe.hf.patch(stock, spec))

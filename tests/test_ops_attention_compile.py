@@ -168,17 +168,6 @@ def test_a_number_that_only_values_tell(name, mode):
         program(torch.tensor(torch.inf), x)
 
 
-@pytest.mark.slow
-def test_the_composition_is_one_graph():
-    """Traced alone: lowering all its operators for a gradient takes half a minute."""
-    recording_backend()
-    compiled = torch.compile(composed, backend="eager", fullgraph=True, dynamic=True)
-    for length in (7, 30):
-        arguments = draw(generator("graph"), Shape(2, 4, 2, length, length, 8, 8), OPTIONS["edge"])
-        for got, want in zip(step(compiled, arguments), step(composed, arguments), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
 def test_compiled_dropout_follows_the_generator():
     recording_backend()
     arguments = draw(generator("dropout"), Shape(1, 2, 1, 20, 20, 8, 8), {"dropout_p": 0.5})

@@ -380,7 +380,7 @@ keys = sorted(set(rules.PARAMETERS) - {"short_factor", "long_factor"})
     dim=st.integers(1, 40),
     lengths=st.tuples(*2 * [st.none() | st.integers(1, 2**62 - 1)]),
 )
-@settings(derandomize=True, deadline=None, max_examples=600)
+@settings(derandomize=True, deadline=None, max_examples=300)
 def test_finite_or_refused(kind, changes, dim, lengths):
     scaling = {**minimal(kind), **changes}
     if kind == "longrope":
