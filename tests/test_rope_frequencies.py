@@ -400,6 +400,7 @@ def test_finite_or_refused(kind, changes, dim, lengths):
 
 
 # ------------------------------------------------------------------ transformers' own functions
+@pytest.mark.slow
 def test_every_type_agrees_with_transformers():
     for name in ("torch", "transformers", "rich"):  # rich: the page is written with README's tools
         pytest.importorskip(name)

@@ -1,5 +1,5 @@
 """Known bugs of RoPE implementations that no test of an operator shows: casts, decoded tokens,
-inference mode, layouts. The table in docs/guides/rope.md lists them.
+inference mode. The table in docs/guides/rope.md lists them.
 """
 
 import numpy as np
@@ -67,28 +67,6 @@ def test_tables_of_inference_mode():
     assert torch.equal(got, ops.rope(torch.ones_like(x), cos.clone(), sin.clone(), inverse=True))
     with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved"):
         ops.rope(leaf, cos, sin)
-
-
-def test_layouts_and_their_conversion(variant):
-    """The permutation in docs/guides/rope.md, on weights; without it the scores are others."""
-    d, width, rng = 64, 32, generator("layout")
-    weights = [normal(rng, 2 * d, width, dtype=torch.float64) for _ in range(2)]  # two heads
-    hidden = normal(rng, 6, width, dtype=torch.float64)
-    freq = torch.from_numpy(oracle.rope_frequencies(d))
-    cos, sin = tables(torch.arange(6), freq, dtype=torch.float64)
-    permutation = torch.arange(d).view(2, d // 2).T.reshape(-1)
-    assert [int(i) for i in permutation[:4]] == [0, 32, 1, 33]
-
-    def run(weights, interleaved):
-        qk = [(hidden @ w.T).view(6, 2, d).transpose(0, 1) for w in weights]
-        return (lambda q, k: q @ k.mT)(*ops.rope_qk(*qk, cos, sin, interleaved=interleaved))
-
-    right = run(weights, False)
-    converted = [w.view(2, d, width)[:, permutation].reshape(2 * d, width) for w in weights]
-    assert torch.allclose(run(converted, True), right, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(run(weights, True), right, rtol=0.1, atol=1)
-    back = [w.view(2, d, width)[:, permutation.argsort()].reshape(2 * d, width) for w in converted]
-    assert same(back, weights)
 
 
 HEAD = 8  # of hf_model's tiny Llamas
