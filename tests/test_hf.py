@@ -296,7 +296,7 @@ def test_a_table_made_in_inference_mode_serves_training():
 
 # --------------------------------------------------------------- caches
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("spec", every_second(CACHED, 1))
+@pytest.mark.parametrize("spec", ["integer", *every_second(CACHED, 1)])
 def test_a_sequence_in_pieces(spec, cache):
     """Padded too, without position_ids: absolute encodings find them over cache and input."""
     model, ids = patched(spec), tokens(2, 12)
