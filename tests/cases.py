@@ -281,6 +281,15 @@ def every_second(values, turn):
     return [pytest.param(value, marks=mark) for value, mark in zip(values, marks, strict=True)]
 
 
+def by_turns(options, values):
+    """Parameters: each option with one of the values, by turns; with the others for --all."""
+    return [
+        pytest.param(option, value, marks=() if (i - j) % len(values) == 0 else pytest.mark.slow)
+        for i, option in enumerate(options)
+        for j, value in enumerate(values)
+    ]
+
+
 def needs(name):
     """Import a package that `make test` alone does not bring, or skip."""
     return pytest.importorskip(name, reason=f"needs {name.partition('.')[0]}: make extras")

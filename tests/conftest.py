@@ -9,6 +9,7 @@ import atexit
 import collections
 import fnmatch
 import gc
+import heapq
 import importlib
 import itertools
 import os
@@ -138,10 +139,18 @@ def beyond_pairs(items):
         shown[item] = {p for p in pairs if rare.isdisjoint(p)} | rare or set(values)
     left = set().union(*shown.values())
     spare = dict.fromkeys(items)
+    # How many new pairs each item shows at most; this number only falls.
+    heap = [(-len(shown[item]), place) for place, item in enumerate(items)]
+    heapq.heapify(heap)
     while left:
-        best = max(spare, key=lambda item: len(shown[item] & left))
-        left -= shown[best]
-        del spare[best]
+        most, place = heap[0]
+        new = shown[items[place]] & left
+        if len(new) < -most:
+            heapq.heapreplace(heap, (-len(new), place))
+            continue
+        heapq.heappop(heap)
+        left -= new
+        del spare[items[place]]
     return list(spare) if len(items) > 1 else []
 
 

@@ -1,10 +1,12 @@
 """Calls that are the first ones of wavepe which a compiler traces.
 
-As a program, this compiles each call in a fork of its own, and compares with the call itself.
+As a program, this compiles each call in a fork of its own, and compares with the call itself. Its
+arguments are the names of calls, by default all.
 """
 
 import functools
 import os
+import sys
 import traceback
 
 import pytest
@@ -56,7 +58,7 @@ def check(name):
 
 def main():
     children = {}
-    for name in WHOLE | BROKEN:
+    for name in sys.argv[1:] or WHOLE | BROKEN:
         child = os.fork()
         if child == 0:
             try:

@@ -16,7 +16,7 @@ import pytest
 import wavepe
 from attention_arrays import DECODING, OPTIONS, call, compare, draw, problem
 from attention_options import COMBINED, LARGE, SHAPES, Shape
-from cases import assert_same_bits, generator
+from cases import assert_same_bits, by_turns, generator
 
 nan, inf = math.nan, math.inf
 BFLOAT16 = "bfloat16"  # of ml_dtypes, which may not be there
@@ -147,9 +147,11 @@ def assert_torch_agrees(torch, args, what):
         assert_same_bits(x.view(y.dtype), y, what)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", BFLOAT16])
-def test_torch_has_the_same_bits(variant, torch, option, dtype):
+@pytest.mark.parametrize(
+    ("option", "dtype"), by_turns(OPTIONS, ["float16", "float32", "float64", BFLOAT16])
+)
+def test_torch_has_the_same_bits(torch, option, dtype):
+    """In one variant: the kernels are those of both, and only the way to them differs."""
     for shape in (*SHAPES[::4], DECODING[2], LARGE[0], LARGE[2]):
         ml_dtypes = dtype == BFLOAT16 and pytest.importorskip("ml_dtypes")
         of_dtype = ml_dtypes.bfloat16 if ml_dtypes else np.dtype(dtype)

@@ -14,6 +14,7 @@ from docs.writers import adapt as adapt_page
 pytestmark = TRAINER_WARNS
 
 
+@pytest.mark.slow
 def test_recipes(tmp_path, monkeypatch, capsys):
     """The rows of arms and seeds are kept, and not measured again."""
     given = ["--seeds", "2", "--train-length", "40", "--lengths", "40", "--head-dim", "8"]
@@ -53,6 +54,7 @@ def text(folder):
     return path
 
 
+@pytest.mark.slow
 def test_a_real_model(tmp_path, capsys):
     """All arms of a tiny stock model; then nothing is left to do."""
     stock, out = tmp_path / "stock", tmp_path / "real-model-tiny.json"

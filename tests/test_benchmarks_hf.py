@@ -40,6 +40,7 @@ def run(tmp_path_factory):
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_every_row_has_time_and_memory_of_both_phases(run):
     rows = [(row["length"], row["sequences"], row["padded"]) for row in run["rows"]]
     assert rows == [(24, 1, False), (32, 2, True)]
@@ -59,6 +60,7 @@ def test_every_row_has_time_and_memory_of_both_phases(run):
     assert run["sizes"] == {**TINY, "heads": 2}
 
 
+@pytest.mark.slow
 def test_tables(run):
     time, memory = hf_models.time_table(run), hf_models.memory_table(run)
     for table in (time, memory):
@@ -150,6 +152,7 @@ def profiled(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_call_sum_to_its_time(profiled):
     rows = json.loads(profiled.read_text())["rows"]
     assert [row["phase"] for row in rows] == [x.phase for x in hf_profile.SITUATIONS]

@@ -176,7 +176,13 @@ def test_a_reader_that_stops_early_is_no_failure_to_report():
 
 
 @pytest.mark.parametrize(
-    ("closed", "shown"), [(">&-", False), ("2>&-", True), (">&- 2>&-", False), ("<&- >&-", False)]
+    ("closed", "shown"),
+    [
+        (">&-", False),
+        ("2>&-", True),
+        pytest.param(">&- 2>&-", False, marks=pytest.mark.slow),
+        pytest.param("<&- >&-", False, marks=pytest.mark.slow),
+    ],
 )
 def test_closed_streams(closed, shown):
     done = shell(closed, "info" if closed == ">&-" else "--version")

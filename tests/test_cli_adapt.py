@@ -102,8 +102,9 @@ def test_links_that_lead_out_of_the_folder(words, tmp_path, capsys):
 @pytest.mark.parametrize(("spec", "line"), [
     ("wavelet", "pairs), and gives wavelets biases and a projection; 4 scales, so that the largest "
      "is at most a quarter of 40 tokens"),
-    ("wavelet:scales=1+32", "pairs), and gives wavelets biases and a projection; the largest scale "
-     "is 32, which is above 10, a quarter of the trained length"),
+    pytest.param(
+        "wavelet:scales=1+32", "pairs), and gives wavelets biases and a projection; the largest "
+        "scale is 32, which is above 10, a quarter of the trained length", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_short_text_is_read_again(words, tmp_path, capsys, spec, line):
     """The log says so, and its first line has the scales, in place of a warning."""

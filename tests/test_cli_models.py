@@ -138,12 +138,13 @@ def test_bands(capsys, place):
         assert f"{number:.2f}" in out
 
 
-def test_bands_by_layer_type(capsys, tmp_path):
+def test_bands_by_layer_type(capsys, place, tmp_path):
     """Each base has its own prediction."""
     model = hf_families.build("gemma3_text", vocab_size=256)
     model.save_pretrained(tmp_path / "gemma")
     capsys.readouterr()  # its progress
-    record, _ = figures(capsys, tmp_path, "bands", tmp_path / "gemma", "--length", 30)
+    words = ("bands", tmp_path / "gemma", "--length", 30, "--data", place / "words.txt")
+    record, _ = figures(capsys, tmp_path, *words)
     rows = {row["layers"]: row for row in record["predictions"]}
     kinds = {"sliding_attention": hf_families.LOCAL_THETA, "full_attention": hf_families.THETA}
     assert {kind: row["theta"] for kind, row in rows.items()} == kinds

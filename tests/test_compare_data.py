@@ -60,11 +60,15 @@ def test_large_files_stay_in_training_unless_all_are(tmp_path):
     assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("c")}
 
 
-def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
+@pytest.mark.slow  # reads all of it
+def test_the_standard_library_is_the_default():
     read = load_text(None, 1024, 128)
     assert len(read.train) > 5_000_000
     assert 0.04 < len(read.held_out) / len(read.train) < 0.07
     assert b"def test_" not in read.held_out.tobytes()[:100_000]
+
+
+def test_a_standard_library_without_sources(monkeypatch, tmp_path):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(UsageError, match="data"):
         load_text(None, 16, 16)

@@ -158,12 +158,15 @@ def test_each_gpu_has_a_process_of_its_own(tmp_path, monkeypatch):
     assert len(figures(tmp_path)) == 4
 
 
-def test_a_compiled_step_gives_the_same_figures(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", [None, pytest.param("eager", marks=pytest.mark.slow)])
+def test_a_compiled_step_gives_the_same_figures(tmp_path, monkeypatch, backend):
+    """Dynamo takes ten seconds; test_hf_compile.py tests the graphs of models."""
     compiled, compiling = [], torch.nn.Module.compile
 
     def compile_(model, **options):
         compiled.append(model)
-        compiling(model, backend="eager")
+        if backend is not None:
+            compiling(model, backend=backend)
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_)
     monkeypatch.setattr(devices, "device_named", lambda name: Device(CPU.place, compiles=True))

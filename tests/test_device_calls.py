@@ -13,7 +13,6 @@ import pytest
 import torch
 import wavepe.hf
 import wavepe.nn
-from cases import every_second
 from encoding_cases import ENCODINGS, FOLLOW_LENGTH, HEAD, INTERLEAVED, SCALED
 from hf_families import FAMILIES, build
 from traffic import DEVICE, Traffic, tensors
@@ -148,9 +147,13 @@ def test_on_a_gpu_nothing_waits(spec):
 
 # Experts are picked by numbers of tokens that transformers reads.
 DENSE = [name for name in FAMILIES if "moe" not in name and name not in ("mixtral", "gpt_oss")]
+each_family = pytest.mark.parametrize(
+    "family",
+    [pytest.param(x, marks=pytest.mark.slow if i % 4 else ()) for i, x in enumerate(DENSE)],
+)
 
 
-@pytest.mark.parametrize("family", every_second(DENSE, 0))
+@each_family
 @pytest.mark.parametrize("spec", ["wavelet", pytest.param("rope", marks=pytest.mark.slow)])
 def test_a_training_step_of_each_family(family, spec):
     assert second_call(step, wavepe.hf.patch(build(family), spec).to(DEVICE).train()) == []

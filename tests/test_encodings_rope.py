@@ -105,18 +105,6 @@ def test_inference_theta_replaces_the_base(spec):
     np.testing.assert_array_equal(trained, encoding.frequencies(8, **lengths)[0])
 
 
-def test_frequencies_depend_on_the_current_length_alone():
-    """transformers keeps the base of the longest sequence seen until one within the trained length
-    comes."""
-    encoding = RoPE(type="dynamic", factor=2.0)
-    positions = {n: np.arange(n) for n in (20, 200, 150, 99, 100, 101)}
-    first = {n: encoding.rope_table(p, 8, trained_length=100) for n, p in positions.items()}
-    for n in reversed(positions):
-        again = encoding.rope_table(positions[n], 8, trained_length=100)
-        np.testing.assert_array_equal(again, first[n])
-    assert not np.array_equal(first[200][0][:150], first[150][0])
-
-
 def test_partial_rotary_factor_gives_fewer_pairs():
     cos, sin = RoPE(partial_rotary_factor=0.5).rope_table(np.arange(5), 16)
     assert cos.shape == sin.shape == (5, 4)

@@ -26,7 +26,7 @@ from wavepe.encodings import (
     known_encodings,
 )
 
-steady = settings(derandomize=True, deadline=None, max_examples=200)
+steady = settings(derandomize=True, deadline=None, max_examples=100)
 
 KINDS = ["ricker", "gaussian", "morlet", "haar"]
 

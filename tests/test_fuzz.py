@@ -78,6 +78,7 @@ def test_an_accepted_bad_argument_is_a_failure(monkeypatch):
         fuzz.make_call("rope", 0, "failing")
 
 
+@pytest.mark.slow  # three processes that import torch, for seconds
 def test_the_command_repeats_a_call_and_counts_calls():
     once = ("--functions", "psi,rope", "--workers", "2", "--minutes", "0.01", "--seed", "7")
     for arguments in (("--call", "rope:3", "--seed", "7"), once):
@@ -93,6 +94,7 @@ def test_the_command_repeats_a_call_and_counts_calls():
     assert last == f"seed 7: 0 failures in {sum(made)} calls"
 
 
+@pytest.mark.slow
 def test_a_crash_says_which_call_it_was(monkeypatch, capfd):
     """Workers that end, here at their third call, are counted and replaced."""
 

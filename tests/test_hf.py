@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import wavepe.hf
-from cases import every_second, forget_registrations
+from cases import by_turns, every_second, forget_registrations
 from encoding_cases import (
     ASKED,
     COMBINED,
@@ -62,12 +62,12 @@ def parameters_of(model):
 # --------------------------------------------------------------- numbers
 
 # Each encoding, and of each kind of term the other numbers of heads.
-HEADS = [((4, 2), spec) for spec in (*SPECS, *LEARNED, ASKED, *COMBINED, *IN_CALLS)]
-HEADS += [(heads, spec) for heads in ((4, 4), (6, 2), (2, 1)) for spec in (*EACH_ENTRY, *LEARNED)]
+HEADS = [(spec, (4, 2)) for spec in (*SPECS, *LEARNED, ASKED, *COMBINED, *IN_CALLS)]
+HEADS += by_turns((*EACH_ENTRY, *LEARNED), ((4, 4), (6, 2), (2, 1)))
 
 
-@pytest.mark.parametrize(("heads", "spec"), HEADS, ids=str)
-def test_logits_equal_the_written_out_model(heads, spec):
+@pytest.mark.parametrize(("spec", "heads"), HEADS, ids=str)
+def test_logits_equal_the_written_out_model(spec, heads):
     model = patched(spec, heads=heads[0], kv_heads=heads[1])
     for length in (1, 7, 3 * LENGTH):
         ids = tokens(2, length)
@@ -291,7 +291,7 @@ def test_a_table_made_in_inference_mode_serves_training():
 
 # --------------------------------------------------------------- caches
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("spec", every_second(CACHED, 1))
+@pytest.mark.parametrize("spec", ["integer", *every_second(CACHED, 1)])
 def test_a_sequence_in_pieces(spec, cache):
     """Padded too, without position_ids: absolute encodings find them over cache and input."""
     model, ids = patched(spec), tokens(2, 12)
@@ -328,7 +328,13 @@ GENERATED += [(way, spec) for way in ("static", "beams", "chunks") for spec in E
 GENERATED += [("static", spec) for spec in CACHED[-3:]]
 
 
-@pytest.mark.parametrize(("way", "spec"), GENERATED)
+@pytest.mark.parametrize(
+    ("way", "spec"),
+    [
+        pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, case in enumerate(GENERATED)
+    ],
+)
 def test_generation_with_and_without_a_cache(way, spec):
     model, ids, how = patched(spec), tokens(2, 9), WAYS[way]
     mask = torch.ones_like(ids)

@@ -164,12 +164,12 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
         pytest.importorskip("peft")
     model, dice = stock(), random.Random(2)
     model.config._name_or_path = "stock"  # by which PEFT would look for it
-    options = {"control": True, "lora": lora}
+    options = {"control": True, "lora": lora, "tokens": 768}  # 12 steps
 
     def progress(what, done, total):
         if what in ("adapted", "control"):
             first.setdefault(what, done)
-            if dice.random() < 0.06:
+            if dice.random() < 0.12:
                 raise KeyboardInterrupt
 
     whole = adapt(copy.deepcopy(model), folder=tmp_path / "whole", **options)
@@ -195,7 +195,7 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     assert "checkpoints" not in kept
 
 
-@pytest.mark.parametrize("recipe", ["plain", "transfer"])
+@pytest.mark.parametrize("recipe", [pytest.param("plain", marks=pytest.mark.slow), "transfer"])
 def test_it_learns(recipe):
     """From a text with a rule, which a model without positions cannot see."""
     data = torch.arange(1, 6).repeat(800)
@@ -239,10 +239,11 @@ def test_kinds_of_data():
 
 def test_other_arguments_of_training():
     """Accumulated steps of one row are steps of two; recomputing changes nothing."""
-    wanted = adapt(stock(), recipe="transfer").model.state_dict()
+    args = {"recipe": "transfer", "tokens": 640}
+    wanted = adapt(stock(), **args).model.state_dict()
     accumulated = {"batch_size": 1, "gradient_accumulation_steps": 2}
     for options in ({"gradient_checkpointing": True}, accumulated):
-        found = adapt(stock(), recipe="transfer", **options).model.state_dict()
+        found = adapt(stock(), **args, **options).model.state_dict()
         assert all(close(x, wanted[name], 1e-3) for name, x in found.items())
 
 
@@ -274,7 +275,13 @@ state.AcceleratorState.__init__ = shard
 """
 
 
-@pytest.mark.parametrize("of_launcher", ["WORLD_SIZE=4", "WORLD_SIZE=4 RANK=1", "SLURM_PROCID=1"])
+@pytest.mark.parametrize(
+    "of_launcher",
+    [
+        "WORLD_SIZE=4 RANK=1",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("WORLD_SIZE=4", "SLURM_PROCID=1")),
+    ],
+)
 def test_a_process_that_accelerate_does_not_join_is_alone(of_launcher, tmp_path, monkeypatch):
     """Whatever the launcher of a job of several processes has left in the environment."""
     for word in of_launcher.split():
@@ -377,7 +384,7 @@ def test_errors(options, words):
         adapt(**{"model": stock(), **options})
 
 
-@pytest.mark.parametrize("make", [own_tiny, patched_tiny])
+@pytest.mark.parametrize("make", [own_tiny, pytest.param(patched_tiny, marks=pytest.mark.slow)])
 def test_models_with_another_encoding(make, tmp_path, capsys):
     """Only RoPE has pairs to keep; the encoding that a model has already goes on as it is."""
     model = make("rope", max_position_embeddings=64)
@@ -447,7 +454,7 @@ def test_files_of_another_program(tmp_path, name, content):
 
 def test_killed_while_checkpoints_are_removed(tmp_path, monkeypatch):
     """They are gone at once, so none is left half."""
-    args = {"folder": tmp_path, "recipe": "plain"}
+    args = {"folder": tmp_path, "recipe": "plain", "tokens": 256}
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # killed here
         first = adapt(stock(), **args)
@@ -475,7 +482,7 @@ def test_an_encoding_that_does_not_fit_is_refused_first(tmp_path, make):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("lora", [None, 4])
+@pytest.mark.parametrize("lora", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_bf16_and_the_missing_cache_are_of_the_training_alone(lora, tmp_path):
     """The model is measured as it is saved, and beside the others."""
     if lora:

@@ -213,7 +213,7 @@ def test_jit_traces_are_refused(spec):
 
 def test_positions_that_are_not_counted_fail_in_a_graph():
     """A compiled model does not read them, and would count tokens."""
-    model, ids = patched_tiny("alibi"), tokens(1, 8)
+    model, ids = patched_tiny("alibi", **ONE), tokens(1, 8)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     args = {"attention_mask": torch.ones(1, 8, dtype=torch.long), "use_cache": False}
@@ -222,7 +222,7 @@ def test_positions_that_are_not_counted_fail_in_a_graph():
     gap = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 11]])
     with pytest.raises(RuntimeError, match="in a compiled model positions must rise by 1"):
         compiled(ids, position_ids=gap, **args)
-    model = patched_tiny("rope:theta=30")
+    model = patched_tiny("rope:theta=30", **ONE)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     got = compiled(ids, position_ids=gap, **args).logits.detach()
     assert close(got, logits(model, ids, position_ids=gap, **args), 1e-5)
@@ -237,6 +237,7 @@ assert close(logits(compiled, tokens(2, 9)), logits(model, tokens(2, 9)), 1e-5)
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_the_first_that_a_process_compiles():
     """Nothing of wavepe was traced before, so its marks are set in this trace."""
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(wavepe.__file__).parents[1])])

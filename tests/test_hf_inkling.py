@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import wavepe.hf
+from cases import by_turns
 from hf_families import UNROTATED, build, stirred
 from hf_model import VOCABULARY, close, gradients, logits
 from transformers import AutoModelForCausalLM
@@ -122,7 +123,7 @@ def test_its_options_are_those_of_inkling_2(monkeypatch):
             assert close(x.grad, exact[name if name in exact else x], 1e-10)
 
 
-@pytest.mark.parametrize("spec", OTHERS)
+@pytest.mark.parametrize(("spec", "stock"), by_turns(OTHERS, [*UNROTATED]), indirect=["stock"])
 def test_other_encodings(stock, spec, tmp_path):
     before = whole(stock)
     stirred(wavepe.hf.patch(stock, spec))

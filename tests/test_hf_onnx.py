@@ -118,16 +118,7 @@ def test_exporters_of_transformers(program, spec, cached):
             assert close(got, want, 2e-5)
 
 
-def test_encodings_that_follow_the_length_are_refused():
-    """Until the length is fixed."""
-    for spec in ("normalised", "rope:type=dynamic,factor=2"):
-        model = model_of(spec)
-        with pytest.raises(Exception, match=r"depend on the length.*fix_length") as error:
-            session_of(Logits(model).eval(), None, max=LONGEST)
-        assert "wavepe: " in str(error.value)
-
-
-@pytest.mark.parametrize("spec", ["normalised", "sinusoidal:reversed=true"])
+@pytest.mark.parametrize("spec", each(["normalised", "sinusoidal:reversed=true"], "normalised"))
 def test_a_fixed_length_with_padding(spec):
     """Positions come from the mask then."""
     model, ids = wavepe.hf.fix_length(model_of(spec), 40), tokens(2, 9)

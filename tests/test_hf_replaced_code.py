@@ -204,7 +204,7 @@ def test_layers_that_are_wrapped_or_left_out(spec):
 
 @pytest.mark.parametrize("how", ["layer", "forward", "base"])
 def test_parts_that_are_compiled(how):
-    model = patched_tiny("wavelet:scales=4")
+    model = patched_tiny("wavelet:scales=4", num_hidden_layers=1)
     before = logits(model, IDS)
     if how == "base":
         model.model.forward = torch.compile(model.model.forward, backend="eager")

@@ -31,7 +31,8 @@ PADDED[0, :5] = PADDED[1, 17:] = 0
 SHORT = torch.ones_like(TARGET)
 SHORT[1, 15:] = 0
 BATCH = {"attention_mask": PADDED, "decoder_attention_mask": SHORT, "labels": TARGET}
-EACH = pytest.mark.parametrize("kind", ["t5", "mt5", "umt5"])
+MT5 = pytest.param("mt5", marks=pytest.mark.slow)  # T5 under other names
+EACH = pytest.mark.parametrize("kind", ["t5", MT5, "umt5"])
 
 
 def build(kind="t5", automatic=AutoModelForSeq2SeqLM, scale=0.4):

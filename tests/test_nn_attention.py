@@ -73,8 +73,14 @@ SITUATIONS = {  # name: options of the module, number of tokens, options of the 
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "situation"),
+    [
+        pytest.param(spec, name, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, spec in enumerate(SPECS)
+        for j, name in enumerate(SITUATIONS)
+    ],
+)
 def test_the_formula(spec, situation, causal):
     """Check SelfAttention; Attention is the same without projections, to the bit."""
     if spec == "fox" and not causal:

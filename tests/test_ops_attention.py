@@ -25,7 +25,7 @@ from attention_cases import (
     torch,
 )
 from attention_options import COMBINED, LARGE, OPTIONS, SHAPES, Shape
-from cases import generator
+from cases import by_turns, generator
 
 each_option = pytest.mark.parametrize("option", OPTIONS)
 each_dtype = pytest.mark.parametrize("dtype", [F32, F64, *LOW])
@@ -89,14 +89,19 @@ def test_query_heads_and_segments_of_the_oracle():
 
 @each_option
 def test_composed(option):
-    grid(composed, option, FEW + SQUARE[3:5])
+    """It has no blocks, so small shapes show all; and float32 takes the way of float64."""
     grid(composed, option, FEW, F64)
     for dtype in LOW:
         grid(composed, option, FEW[2:4], dtype)
 
 
-@each_option
-@each_dtype
+@pytest.mark.parametrize(
+    ("option", "dtype"),
+    [
+        *((option, dtype) for option in OPTIONS for dtype in (F32, F64)),
+        *by_turns(OPTIONS, LOW),
+    ],
+)
 def test_every_option(variant, option, dtype):
     grid(attention, option, FEW + SQUARE[3:5] if dtype == F32 else FEW, dtype)
 

@@ -24,7 +24,7 @@ from attention_cases import (
     soon,
     torch,
 )
-from cases import generator
+from cases import by_turns, generator
 
 TINY = [Shape(2, 2, 1, 3, 4, 2, 3), Shape(1, 2, 2, 1, 5, 3, 1), Shape(1, 2, 1, 3, 2, 2, 1)]
 
@@ -46,11 +46,10 @@ def calls(function, arguments):
     return call, [arguments[name].detach().requires_grad_() for name in names]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("shape", TINY, ids=str)
-def test_gradcheck(variant, option, shape):
+@pytest.mark.parametrize(("option", "shape"), by_turns(OPTIONS, TINY))
+def test_gradcheck(option, shape):
     """Along a random direction. The grid of test_ops_attention.py holds every entry, of the
-    composition too, against the oracle's derivatives."""
+    composition and of each variant too, against the oracle's derivatives."""
     if option == "table of no columns":
         pytest.skip("gradcheck takes no tensor without elements")
     rng = generator("gradcheck", option)

@@ -62,8 +62,11 @@ def schema_order(a):
 @each_case(CASES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_size(variant, case, dtype):
-    """Results and gradients, against the oracle; NumPy and torch agree bit for bit."""
-    for n in SIZES:
+    """Results and gradients, against the oracle; NumPy and torch agree bit for bit.
+
+    Low precision has the loops of float32.
+    """
+    for n in SIZES if dtype in WIDE else SIZES[::2]:
         length = min(SIZES[-n % len(SIZES)], case[0].most // n)
         op, rng, a = draw(case, n, dtype, length=length)
         before = {name: x.clone() for name, x in tensors_of(a).items()}

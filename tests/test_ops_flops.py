@@ -3,7 +3,7 @@
 import pytest
 import torch
 import wavepe
-from processes import output
+from processes import forked, output, python
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from wavepe import ops
 from wavepe.nn import Attention
@@ -101,7 +101,9 @@ assert not {"triton", "torch.utils.flop_counter"} & set(sys.modules)
 """
 
 
-@pytest.mark.parametrize("before", [AFTER, "import torch.utils.flop_counter"])
-def test_the_order_of_imports(before):
+@pytest.mark.parametrize(
+    ("before", "start"), [(AFTER, python), ("import torch.utils.flop_counter", forked)]
+)
+def test_the_order_of_imports(before, start):
     """`import wavepe.ops` leaves Triton alone, and the counter's import registers the formulas."""
-    output("-c", before + USE)
+    output("-c", before + USE, start=start)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import OPTIONS, Shape, soon
 from attention_cases import draw as draw_attention
-from cases import generator
+from cases import by_turns, every_second, generator
 from op_cases import F32, F64, OPERATORS, tensors_of
 from processes import forked, output
 from wavepe import ops
@@ -14,6 +14,10 @@ from wavepe import ops
 CASES = [(op, form) for op in OPERATORS.values() for form in op.forms]
 CLOSE = {F32: {"rtol": 2e-6, "atol": 2e-6}, F64: {"rtol": 1e-12, "atol": 1e-12}}
 SOON = ("plain", "everything", "dropout, table", "edge from 2, per head", "bias, both sides, edge")
+
+
+def words(value):
+    return f"{value[0].name}, {value[1]}" if isinstance(value, tuple) else str(value)
 
 
 class Call(torch.nn.Module):
@@ -36,8 +40,7 @@ def program_of(module, *args, **options):
     return program.module()
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{op.name}, {form}" for op, form in CASES])
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), by_turns(CASES, [F32, F64]), ids=words)
 def test_every_operator(case, dtype):
     op, form = case
     given = op.draw(generator("standard", op.name, form), 6, dtype, **op.forms[form])
@@ -48,7 +51,7 @@ def test_every_operator(case, dtype):
     torch.testing.assert_close(got, want, **close, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{op.name}, {form}" for op, form in CASES])
+@pytest.mark.parametrize("case", every_second(CASES, 0), ids=words)
 def test_another_device(case):
     """No constant of a program lies on the CPU: a GPU would refuse it, and so does meta."""
     op, form = case

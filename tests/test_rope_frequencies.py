@@ -381,7 +381,7 @@ keys = sorted(set(rules.PARAMETERS) - {"short_factor", "long_factor"})
     dim=st.integers(1, 40),
     lengths=st.tuples(*2 * [st.none() | st.integers(1, 2**62 - 1)]),
 )
-@settings(derandomize=True, deadline=None, max_examples=600)
+@settings(derandomize=True, deadline=None, max_examples=300)
 def test_finite_or_refused(kind, changes, dim, lengths):
     scaling = {**minimal(kind), **changes}
     if kind == "longrope":
@@ -401,6 +401,7 @@ def test_finite_or_refused(kind, changes, dim, lengths):
 
 
 # ------------------------------------------------------------------ transformers' own functions
+@pytest.mark.slow
 def test_every_type_agrees_with_transformers():
     for name in ("torch", "transformers", "rich"):  # rich: the page is written with README's tools
         pytest.importorskip(name)

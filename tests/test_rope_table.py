@@ -188,7 +188,7 @@ def test_parts_of_half_pi():
 @functools.cache
 def hard_results():
     """Positions, frequencies, and exact (cos, sin) of their products."""
-    pairs, exact = hard_pairs(1500), []
+    pairs, exact = hard_pairs(500), []
     with mpmath.workprec(BITS):
         exact = [mpmath.cos_sin(m * mpmath.mpf(f)) for m, f in pairs]
     return *map(np.array, zip(*pairs, strict=True)), exact
