@@ -57,7 +57,9 @@ def _joined(old: dict[str, Any], new: dict[str, Any], name: str) -> dict[str, An
     about, settings = new["environment"], dict(new["environment"]["settings"])
     rows = settings.pop("encodings")
     there = old["environment"]["settings"] | old["environment"]["data"]
-    other = [key for key, value in (settings | about["data"]).items() if value != there[key]]
+    other = [
+        key for key, value in (settings | about["data"]).items() if value != there.get(key, value)
+    ]
     if other:
         raise SystemExit(f"the kept {name} was made with other values of {', '.join(other)}")
     wanted = preset_of(name).options["encodings"]

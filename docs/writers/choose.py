@@ -226,11 +226,11 @@ def new_models(root: Path) -> list[Case]:
             f"`{best}`; for chains of facts RoPE with YaRN",
             "as above",
             f"in texts 16 times as long one fact is found in {needle(BEST, 16)} of the cases, "
-            f"ALiBi {needle('alibi', 16)}, YaRN {needle(YARN, 16)}, wavelets alone "
-            f"{needle(W, 16)}; of eight facts {keys(BEST, 16)}, {keys('alibi', 16)}, "
-            f"{keys(YARN, 16)}, {keys(W, 16)}",
-            f"eight facts are not learned with one seed of three (ALiBi: with each); chains of "
-            f"facts at 8 times: {chains(BEST, 8)}, YaRN {chains(YARN, 8)}",
+            f"KERPLE alone {needle('kerple', 16)}, ALiBi {needle('alibi', 16)}, YaRN "
+            f"{needle(YARN, 16)}, wavelets alone {needle(W, 16)}; of eight facts {keys(BEST, 16)}, "
+            f"{keys('kerple', 16)}, {keys('alibi', 16)}, {keys(YARN, 16)}, {keys(W, 16)}",
+            "one seed of three does not learn eight facts; KERPLE alone and ALiBi learn them with "
+            f"each. Chains of facts at 8 times: {chains(BEST, 8)}, YaRN {chains(YARN, 8)}",
         ),
         Case(
             "a new model, nothing to learn in the encoding",

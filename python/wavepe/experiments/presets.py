@@ -114,8 +114,9 @@ _FINETUNED = """
     rope/wavelet:scales=6 alibi wavelet:scales=6
 """
 _TASK_ROWS = f"""
-    none rope rope/rope:type=yarn,factor=scaled alibi transformer_xl:biases=false
-    wavelet:scales=6 wavelet:scales=6,mirrored=true {_LEARNED}+kerple
+    none rope rope/rope:type=yarn,factor=scaled rope/rope:self_extend=32,neighbors=64 alibi kerple
+    transformer_xl transformer_xl:biases=false wavelet:scales=6 wavelet:scales=6,mirrored=true
+    {_LEARNED}+kerple wavelet:rank=24,from_input=true
 """
 _BASES = "rope:theta=LENGTH rope:theta=500 rope:theta=10000 rope:theta=500000"
 
