@@ -334,6 +334,16 @@ def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, plac
 # ------------------------------------------------------------------ bad input
 
 
+def test_a_checkpoint_of_an_own_encoding_is_not_to_be_removed(capsys, place, tmp_path):
+    """It loads when its class is registered."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    (path,) = (tmp_path / "run" / "checkpoints").glob("wavelet*/config.json")
+    path.write_text(path.read_text().replace("wavelet:scales=3", "steep"))
+    message = refused(capsys, "perplexity", path.parent, code=1)
+    assert "must be registered" in message
+    assert "remove" not in message
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_bad_models(capsys, place, tmp_path, command):
     assert "nowhere': no such folder" in refused(capsys, command, tmp_path / "nowhere")

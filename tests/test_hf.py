@@ -149,7 +149,8 @@ def test_weights_and_what_a_later_token_changes(spec):
     other = ids.clone()
     other[0, 20:] = tokens(1, 2 * LENGTH, seed=5)[0, 20:]
     before, after = logits(model, ids), logits(model, other)
-    assert torch.equal(before[:, :20], after[:, :20])
+    same = close if "fox" in spec else torch.equal  # FoX counts its sums from their mean
+    assert same(before[:, :20], after[:, :20])
     assert not torch.equal(before[:, 20:], after[:, 20:])
 
 

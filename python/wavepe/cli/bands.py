@@ -46,9 +46,10 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     print_table(f"{title}, on {text.description}", "layer", heads, layers)
     keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
+    figures = [[*(row[key] for key in keys), 1.1 * row["predicted"]] for row in rows]
     kinds = [
-        (row["layers"], [_text(x) for x in (*(row[key] for key in keys), 1.1 * row["predicted"])])
-        for row in rows
+        (row["layers"], ["-" if math.isnan(x) else f"{x:{'.2f' if x < 1000 else 'g'}}" for x in xs])
+        for row, xs in zip(rows, figures, strict=True)
     ]
     print_table(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
@@ -104,9 +105,3 @@ def _bases(loaded: Model) -> dict[str, float]:
         return bases or rope_config.bases(loaded.config)
     except (AttributeError, KeyError, TypeError):
         return {}
-
-
-def _text(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.2f}" if value < 1000 else f"{value:g}"

@@ -61,6 +61,12 @@ class Relative(Encoding):
         if self.floor is None and "alpha" in self.options():
             raise ValueError(f"relative alpha={self.alpha} needs floor, got none")
 
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
+        """Return the initial table, which is zero, as `Encoding.table` does."""
+        checks.integer("relative length", length, 1)
+        checks.flag("causal", causal)
+        return Table(np.zeros((self.extent, self.rank), np.float32), 0)
+
     @once
     def input_temperature(self) -> Temperature | None:
         return None if self.floor is None else Temperature("inkling", self.floor, self.alpha)

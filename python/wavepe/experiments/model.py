@@ -161,7 +161,7 @@ def load_model(path: Path, encoding: str | None = None) -> Any:
         if out_of_memory(error) is not None:
             raise
         remedy = "; remove this folder, and wavepe compare trains the model again"
-        remedy *= (path / "training.json").is_file()
+        remedy *= (path / "training.json").is_file() and "registered" not in str(error)
         raise CommandError(f"cannot load {path}: {_one_line(error)}{remedy}") from error
     return model.eval()
 

@@ -43,12 +43,16 @@ def composed(call: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     visible = visible_keys(delta, call.causal, call.window, call.key_mask, call.segments, mask)
     q, k, v = (x.to(wide_dtype) for x in (call.q, call.k, call.v))
 
-    scores, poison = _times(_finite(q), _finite(k).mT), _product_poison(q, k)
+    scores, repeats = _times(_finite(q), _finite(k).mT), q.shape[1] // max(k.shape[1], 1)
+    # (B, H, m, n): NaN where the products leave out a NaN or an Inf, else 0
+    poison = _poison(k)[:, :, None, None, :].expand(-1, -1, repeats, -1, -1).flatten(1, 2)
+    poison = _poison(q)[..., None] + poison
     if call.p is not None:
         r = q if call.q_rel is None else call.q_rel.to(wide_dtype)
         p, row = call.p.to(wide_dtype), delta - clamped(call.first)
         scores = scores + take_rows(_finite(r) @ _finite(p).mT, row, call.beyond)
-        poison = poison + _relative_poison(r, p, row, call.beyond)
+        rows = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
+        poison = poison + (_poison(r)[..., None] + take_rows(rows, row, call.beyond))
     scores = scores * (default_scale(q) if call.scale is None else call.scale)
     if call.slopes is not None:
         scores = scores - call.slopes.to(wide_dtype)[:, None, None] * delta.abs().to(wide_dtype)
@@ -158,18 +162,6 @@ def _finite(x: Tensor) -> Tensor:
 def _poison(x: Tensor) -> Tensor:
     """Return (..., rows): NaN for a row that holds a NaN or an Inf, else 0."""
     return (x.detach() * 0).sum(-1)
-
-
-def _product_poison(q: Tensor, k: Tensor) -> Tensor:
-    """Return (B, H, m, n): NaN where the products of q and k leave out a NaN or an Inf, else 0."""
-    keys = _poison(k)[:, :, None, None, :].expand(-1, -1, q.shape[1] // max(k.shape[1], 1), -1, -1)
-    return _poison(q)[..., None] + keys.flatten(1, 2)
-
-
-def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """Return (B, H, m, n): NaN where those of r and p leave out a NaN or an Inf, else 0."""
-    table = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
-    return _poison(r)[..., None] + take_rows(table, row, beyond)
 
 
 def _softmax(scores: Tensor, visible: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

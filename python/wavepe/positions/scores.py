@@ -28,7 +28,7 @@ from .learned import LearnedTerms, Terms
 from .requests import Requests
 from .rotation import Rotated
 from .self_extend import SelfExtend
-from .tables import capacity_range, constant_bias, graph_rows, name_of, table_on
+from .tables import capacity_range, constant_bias, constant_table, graph_rows, name_of, table_on
 from .tokens import LAST_QUERIES, TokenIndices
 
 NOTHING = LearnedTerms()
@@ -207,8 +207,10 @@ class Scores:
             named = q.is_cpu or not missing_kernel(q, v, None, columns)
             named = named and not (self._changes_vectors or returns_lse)
             named = named and not (wants_standard() or under_transforms())
+        if self._window is not None:
+            window = self.window(window)
         kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)
-        options = {"scale": scale, "window": self.window(window), **options, **kernel_args}
+        options = {"scale": scale, "window": window, **options, **kernel_args}
         if self.extended is not None and not training:
             assert rotated is not None
             queries, keys = indices.absolute(q, k)
@@ -282,7 +284,8 @@ class Scores:
             if terms.input_query is not None:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
                 from_input.append((table, r.to(q.device, q.dtype) / factor))
-        tables = [(table, terms) for table, terms in tables if terms.input_query is None]
+        if from_input:
+            tables = [(table, terms) for table, terms in tables if terms.input_query is None]
         arguments: dict[str, Any] = {}
         query, joined = None, []
         if len(tables) == 1:
@@ -292,7 +295,7 @@ class Scores:
                 arguments |= {"name": table.name, "one_sided": self._causal}
             else:
                 arguments |= self._ready(table, q.dtype, q, keys)._asdict()
-        else:
+        elif tables:
             joined = [(table, _converted(terms.query, q)) for table, terms in tables]
         if self._slopes is not None:
             arguments["slopes"] = self._slopes.on(q, wide(q))
@@ -374,7 +377,8 @@ class Scores:
             size = (self._head_dim, dtype, like.device)
             rows = graph_rows(table.name, "table", self._causal, keys, *size)
             return Table(rows, self._first(keys))
-        return Table(table_on(like.device, keys, table.encoding, self._head_dim, self._causal))
+        wanted = (keys, table.encoding, self._head_dim, self._causal)
+        return Table(constant_table(*wanted) if like.is_cpu else table_on(like.device, *wanted))
 
     def _constant_bias(self, bias: _Constant, q: Tensor, keys: int) -> Bias:
         size = (self.heads, wide(q), q.device)

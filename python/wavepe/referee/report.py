@@ -326,8 +326,9 @@ def _engine(
             raise ValueError(f"a report needs rope_theta, as in to_dict() of a loaded model; {got}")
         parameters["rope_theta"] = DEFAULT_THETA
         notes.append("the configuration gives no base, so 10000 is used")
-    pairs = config.get("rope_interleave", config.get("model_type") in INTERLEAVED)
-    order = None if "gguf" in config else bool(pairs)  # GGUF does not name the order
+    pairs = config.get("rope_interleave")
+    pairs = config.get("model_type") in INTERLEAVED if pairs is None else bool(pairs)
+    order = None if "gguf" in config else pairs  # GGUF does not name the order
     engine = Engine(head, parameters, max_length, length, order)
     engine.frequencies  # noqa: B018 - it raises an error for a wrong parameter
     return engine, notes
