@@ -12,13 +12,15 @@ from typing import NamedTuple
 import wavepe
 from wavepe.encodings.methods import initial_parameters
 
+from benchmarks import hf_decoding
 from benchmarks.command import RESULTS, Missing
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import farthest, largest, same_training, untrained
 from .claims import BANK, BEST, LARGE_BEST, LARGE_W, W
-from .pages import kept_results, wrapped
+from .pages import kept, kept_results, wrapped
 from .runs import comparison
+from .speed import DECODING_LONG
 
 PAGE = Path("docs", "guides", "choose.md")
 YARN = "rope/rope:type=yarn,factor=scaled"
@@ -105,6 +107,20 @@ def decoding(root: Path, spec: str) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
+def decoding_with_far_keys(root: Path) -> str:
+    """Return the time of a decoding step with Self-Extend over that with YaRN."""
+    results = kept(root, DECODING_LONG)
+    ratios = [
+        row["ratio"][hf_decoding.EXTENDED] / row["ratio"][hf_decoding.YARN]
+        for row in results["rows"]
+    ]
+    low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    times = low if low == high else f"{low} to {high}"
+    return (
+        f"a decoding step after {results['cached']:,} tokens takes {times} times as long as YaRN's"
+    )
+
+
 def cases(root: Path) -> list[Case]:
     """Return the rows of the table."""
     return [*checkpoints(root), *new_models(root)]
@@ -149,7 +165,8 @@ def checkpoints(root: Path) -> list[Case]:
         Case(
             "a checkpoint with RoPE, no fine-tuning, texts up to 16 times as long",
             "`rope:self_extend=32,neighbors=N`, N half the trained length",
-            f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}",
+            f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}; "
+            f"{decoding_with_far_keys(root)}",
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
             f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}. "
             f"{untrained(root, 2 * TRAINED_LENGTH)}",

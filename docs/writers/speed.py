@@ -16,6 +16,7 @@ PAGE = Path("docs", "results", "speed.md")
 MODELS = RESULTS / "hf-models.json"
 DECODING = RESULTS / "hf-decoding.json"
 DECODING_ELSEWHERE = "hf-decoding-*.json"  # of other machines
+DECODING_LONG = RESULTS / "decoding-long.json"  # after many more tokens
 PROFILE = RESULTS / "hf-profile.json"
 
 
@@ -45,7 +46,7 @@ def blocks(root: Path) -> dict[str, str]:
 
 def decoding(root: Path) -> Iterator[str]:
     """Yield the table of each machine, and what stands below it."""
-    for path in (DECODING, *sorted((root / RESULTS).glob(DECODING_ELSEWHERE))):
+    for path in (DECODING, *sorted((root / RESULTS).glob(DECODING_ELSEWHERE)), DECODING_LONG):
         results = kept(root, path)
         words = f"Caches of {results['cached']} tokens. {versions(results)}"
         yield f"{hf_decoding.table(results)}\n\n{wrapped(words)}"
