@@ -46,10 +46,10 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     print_table(f"{title}, on {text.description}", "layer", heads, layers)
     keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
-    figures = [[*(row[key] for key in keys), 1.1 * row["predicted"]] for row in rows]
+    values = [[*(row[key] for key in keys), 1.1 * row["predicted"]] for row in rows]
     kinds = [
         (row["layers"], ["-" if math.isnan(x) else f"{x:{'.2f' if x < 1000 else 'g'}}" for x in xs])
-        for row, xs in zip(rows, figures, strict=True)
+        for row, xs in zip(rows, values, strict=True)
     ]
     print_table(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
