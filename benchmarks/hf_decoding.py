@@ -19,15 +19,15 @@ from .command import measuring_command
 from .hf_models import STOCK, compared, decoding_of, same_weights, shortener
 from .machine import surroundings
 from .memory import prepared
+from .real_model import SELF_EXTEND, YARN
 from .timing import take_turns
 
 CACHED = 512
 BATCHES = (1, 8)
 RECOMMENDED = "wavelet:biases=true,projection=true+kerple"
 INPUT = "wavelet:rank=24,from_input=true"
-YARN = "rope:type=yarn,factor=4,original_max_position_embeddings=8192"
-EXTENDED = "rope:self_extend=32,neighbors=4096"  # as "rope" up to 4096 cached tokens
-SPECS = ("rope", "wavelet", RECOMMENDED, INPUT, "alibi", "fox", "rope+sink", "none", YARN, EXTENDED)
+SPECS = ("rope", "wavelet", RECOMMENDED, INPUT, "alibi", "fox", "rope+sink", "none")
+SPECS += (YARN, SELF_EXTEND)  # as "rope" up to 4096 cached tokens
 
 
 class Shape(NamedTuple):

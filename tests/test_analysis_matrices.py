@@ -156,7 +156,7 @@ def test_band_variance():
         ("rope_wavelet_matrix", (-1, 8), ValueError, "position must be at least 0, got -1"),
         ("rope_wavelet_matrix", (3, 8, 0.5), ValueError, r"theta must be at least 1.*0\.5"),
         ("rope_wavelet", (["a"], 3), TypeError, "t must hold real numbers"),
-        ("predicted_band", (7, 1e4, 10), ValueError, "must be even"),
+        ("predicted_band", (7, 1e4, 10), ValueError, "dim must be even"),
         ("predicted_band", (8, 1.0, 10), ValueError, "theta must be above 1"),
         ("predicted_band", (8, 1e4, 0), ValueError, "length"),
         ("predicted_band", (8, "1e4", 10), TypeError, "theta"),

@@ -81,6 +81,12 @@ def test_values(stock):
     assert torch.equal(whole(stock), wanted[0])
 
 
+def test_gradients(stock):
+    wanted = gradients(stock, IDS)
+    for got, exact in zip(gradients(wavepe.hf.patch(stock, "relative"), IDS), wanted, strict=True):
+        assert close(got, exact, 1e-4)
+
+
 def in_float64(model, monkeypatch):
     """The model, whose layers compute in float32, and are let compute in float64."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

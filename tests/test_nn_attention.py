@@ -391,6 +391,11 @@ def test_absolute_vectors_are_added(spec):
     assert spec in str(module)
 
 
+def test_absolute_vectors_compile():
+    module, x = AbsoluteEncoding("sinusoidal", 32), tokens()
+    assert torch.equal(torch.compile(module, backend="eager", fullgraph=True)(x), module(x))
+
+
 def test_a_shared_encoding_fits():
     """Layers may share one module; one of another kind would compute something else."""
     first = Attention("wavelet:scales=4", 8, 2)

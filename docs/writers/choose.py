@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import wavepe
 from wavepe.encodings.methods import initial_parameters
 
-from benchmarks import hf_decoding
+from benchmarks import real_model
 from benchmarks.command import RESULTS, Missing
 from benchmarks.real_model import TRAINED_LENGTH
 
@@ -89,9 +89,13 @@ def price(root: Path, spec: str) -> str:
                 ratios.append(list(row["over_plain"].values())[-1])
     if not ratios:
         raise Missing(f"no attention-terms-*.json in {RESULTS} has {spec}")
-    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    times = low if low == high else f"{low} to {high}"
-    return f"attention takes {times} times as long as without positions"
+    return f"attention takes {spread(ratios, 2)} times as long as without positions"
+
+
+def spread(ratios: Sequence[float], digits: int) -> str:
+    """Return the range of ratios, or one number if they are equal in so many digits."""
+    low, high = f"{min(ratios):.{digits}f}", f"{max(ratios):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def decoding(root: Path, spec: str) -> str:
@@ -110,15 +114,10 @@ def decoding(root: Path, spec: str) -> str:
 def decoding_with_far_keys(root: Path) -> str:
     """Return the time of a decoding step with Self-Extend over that with YaRN."""
     results = kept(root, DECODING_LONG)
-    ratios = [
-        row["ratio"][hf_decoding.EXTENDED] / row["ratio"][hf_decoding.YARN]
-        for row in results["rows"]
-    ]
-    low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
-    times = low if low == high else f"{low} to {high}"
-    return (
-        f"a decoding step after {results['cached']:,} tokens takes {times} times as long as YaRN's"
-    )
+    far, yarn = real_model.SELF_EXTEND, real_model.YARN
+    ratios = [row["ratio"][far] / row["ratio"][yarn] for row in results["rows"]]
+    after = f"a decoding step after {results['cached']:,} tokens"
+    return f"{after} takes {spread(ratios, 1)} times as long as YaRN's"
 
 
 def cases(root: Path) -> list[Case]:
