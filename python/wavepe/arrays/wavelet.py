@@ -78,8 +78,8 @@ def wavelet_grid(
         values = checks.real_array("scales", scales).astype(np.float64)
         if values.ndim != 1 or values.size == 0:
             raise ValueError(f"scales must be a non-empty list, got shape {values.shape}")
-    if not (np.all(values > 0) and np.all(np.isfinite(values))):
-        raise ValueError(f"scales must be finite and above 0, got {values.tolist()}")
+    if len(wrong := values[~((values > 0) & np.isfinite(values))]):
+        raise ValueError(f"scales must be finite and above 0, got {wrong[0]}")
     if dim % values.size:
         raise ValueError(f"dim {dim} is not divisible by the number of scales {values.size}")
     shifts = np.arange(dim // values.size, dtype=np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -105,8 +104,6 @@ class Wavelet(Encoding):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_scales()
-        if is_family(self.kind):
-            self._check_levels()
         if self.learned and (reason := self._unlearnable()):
             raise ValueError(
                 f"wavelet learned=true needs a gradient, but kind={self.kind} {reason}"
@@ -137,29 +134,20 @@ class Wavelet(Encoding):
         return ("u", "v") * self.biases + ("projection",) * self._projects
 
     def _check_scales(self) -> None:
-        if isinstance(self.scales, tuple):
+        if is_family(self.kind):
             if self.min_scale != 1 or self.fixed_scale:
                 raise ValueError(
-                    "wavelet min_scale and fixed_scale need a number of scales, got the list "
-                    f"{list(self.scales)}"
+                    f"wavelet kind={self.kind} has levels as scales and takes no min_scale or "
+                    "fixed_scale: give scales=s for the levels 1..s, or a list of levels"
                 )
-        elif not self.fixed_scale:
-            try:
-                math.ldexp(self.min_scale, self.scales - 1)
-            except OverflowError:
-                raise ValueError(
-                    "wavelet scales: the largest, min_scale * 2^(scales-1), must be finite in "
-                    f"float64; got scales={self.scales}, min_scale={self.min_scale}"
-                ) from None
-
-    def _check_levels(self) -> None:
-        if self.min_scale != 1 or self.fixed_scale:
-            raise ValueError(
-                f"wavelet kind={self.kind} has levels as scales and takes no min_scale or "
-                "fixed_scale: give scales=s for the levels 1..s, or a list of levels"
-            )
-        levels = self.scales if isinstance(self.scales, tuple) else (1, self.scales)  # or its ends
-        check_levels(f"wavelet scales of kind={self.kind}", np.array(levels, dtype=np.float64))
+            levels = self.scales if isinstance(self.scales, tuple) else (1, self.scales)  # its ends
+            check_levels(f"wavelet scales of kind={self.kind}", np.array(levels, dtype=np.float64))
+        scales = self.scales if isinstance(self.scales, tuple) else min(self.scales, 1 << 12)
+        columns = len(scales) if isinstance(scales, tuple) else scales
+        try:
+            wavelet_grid(columns, scales, self.min_scale, fixed_scale=self.fixed_scale)
+        except ValueError as error:
+            raise ValueError(f"wavelet {error}") from None
 
     def _unlearnable(self) -> str | None:
         """Return why the kind has no gradient in scale and shift; None if it has one."""
