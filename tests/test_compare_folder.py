@@ -280,8 +280,8 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
     finished = (out / "results.json").read_bytes()
     (out / "perplexity.png").unlink()
     forget_registrations(monkeypatch)
-    message = refused(capsys, out, **CUSP)
-    assert "was begun with --import own wavelet.py: give it again" in message
+    assert "unknown wavelet kind 'cusp'" in refused(capsys, out, **CUSP)
+    assert "imports own wavelet.py" in refused(capsys, out, **ONE)
     monkeypatch.chdir(tmp_path)  # the same file by another path
     assert compare(out, "--import", "own wavelet.py", **CUSP) == 0
     assert (out / "results.json").read_bytes() == finished

@@ -196,7 +196,7 @@ def compare(
     >>> results.table()  # doctest: +SKIP
     """
     arguments = locals()
-    settings = chosen_settings({x: arguments[x] for x in OPTIONS}, _import(imports, out))
+    settings = chosen_settings({x: arguments[x] for x in OPTIONS}, import_all(imports))
     for name, value in (("jobs", jobs), ("save_every", save_every)):
         if value is not None:
             integer(name, value, 1)
@@ -244,15 +244,3 @@ def compare(
             whole = report_text(results.content, results.sections, pictures=True)
             new.write_text(whole, "utf-8", "backslashreplace")
     return results
-
-
-def _import(imports: Sequence[str], out: str | Path | None) -> tuple[str, ...]:
-    """Run the files of `imports`; UsageError if the folder was begun with another one."""
-    imported = import_all(imports)
-    begun = ComparisonFolder(Path(out)).recorded("imports", list) if out else None
-    names = [text.rpartition(" ")[0] for text in imported]
-    for text in map(str, begun or ()):
-        name = text.rpartition(" ")[0]
-        if name not in names:
-            raise UsageError(f"`out` {out} was begun with `imports` {name}: give it again")
-    return imported
