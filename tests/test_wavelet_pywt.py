@@ -182,7 +182,7 @@ except ValueError as error:
     print(error)
 """
     first, second, third = output("-c", script, start=forked).splitlines()
-    needed = """the wavelet 'db4' needs PyWavelets: pip install ".[pywt]" """
+    needed = """the wavelet 'db4' needs pywt: pip install ".[pywt]" """
     assert first == needed + "(in the folder of the wavepe checkout)"
     assert "'sym2'" in second
     assert "unknown wavelet kind 'mexican'" in third

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ..common.runtime import command_for
+from ..common.errors import require
 
 EXAMPLES = "db4, sym8, coif2, dmey, bior2.2 and rbio2.2"
 
@@ -66,10 +66,7 @@ def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.
 
 
 def _pywt(name: str) -> ModuleType:
-    try:
-        import pywt
-    except ImportError as error:
-        raise ImportError(
-            f"the wavelet {name!r} needs PyWavelets: {command_for('pywt')}"
-        ) from error
+    require(f"the wavelet {name!r}", pywt="pywt")
+    import pywt
+
     return pywt

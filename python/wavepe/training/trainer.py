@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -22,8 +21,8 @@ from torch.utils.data import SequentialSampler
 from transformers.utils import CONFIG_NAME
 
 from ..analysis import perplexity
+from ..common.errors import require
 from ..common.files import locked, writing
-from ..common.runtime import command_for
 from ..hf.learned import MODULE_NAME
 from ..hf.patching import encoding_of
 from .device import without_bars
@@ -41,10 +40,9 @@ Progress = Callable[[str, int, int], None]
 
 def with_adapters(model: Any, rank: int) -> Any:
     """Return PEFT's model with LoRA adapters; the parameters of an encoding have no adapters."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ImportError("adapt(lora=...) needs PEFT: " + command_for("examples")) from error
+    require("adapt(lora=...)", peft="examples")
+    from peft import LoraConfig, get_peft_model
+
     learned = any(MODULE_NAME in name for name, _ in model.named_parameters())
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM",
@@ -120,8 +118,7 @@ _OURS = (
 
 def check_training(training: Iterable[str]) -> None:
     """Raise TypeError for an argument of TrainingArguments that `adapt` replaces."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf"))
+    require("wavepe.hf.adapt", accelerate="hf")
     for name in training:
         if name.startswith(_OURS):
             raise TypeError(
