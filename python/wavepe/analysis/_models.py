@@ -19,14 +19,6 @@ Item = TypeVar("Item")
 _TOKENS, _ELEMENTS = 1 << 12, 1 << 24
 
 
-def check_model(model: torch.nn.Module) -> None:
-    """Raise TypeError if `model` is not a module."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
 def check_tokens(
     model: torch.nn.Module, tokens: torch.Tensor, least: int, what: str
 ) -> torch.Tensor:
@@ -41,7 +33,8 @@ def check_tokens(
         raise ValueError(f"tokens must have one dimension, got shape {tuple(tokens.shape)}")
     if len(tokens) < least:
         raise ValueError(f"tokens must hold at least {what}, got {len(tokens)}")
-    check_model(model)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     tokens = tokens.to(device=device_of(model), dtype=torch.int64)
     low, high = tokens.min().item(), tokens.max().item()
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or high + 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..common import checks
 from ..common.errors import require
-from ._models import Progress, batches, check_model, check_tokens, device_of, evaluating, outputs
+from ._models import Progress, batches, check_tokens, device_of, evaluating, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,6 @@ def needle(
     require("wavepe.analysis.needle", torch="torch")
     import torch
 
-    check_model(model)
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
             "tokenizer must be one of transformers, or None for bytes; got "
