@@ -37,15 +37,11 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
     return dict(whole if slot.layer_type is None else whole[slot.layer_type])
 
 
-def follows_length(config: Any, slot: Slot) -> bool:
-    """Return whether the model's own frequencies depend on the sequence length."""
-    kind = parameters(config, slot).get("rope_type", "default")
-    return kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length
-
-
 def any_follows_length(config: Any) -> bool:
     """Return whether frequencies of some layers depend on the sequence length."""
-    return any(follows_length(config, Slot(layer_type=kind or None)) for kind in bases(config))
+    slots = (Slot(layer_type=kind or None) for kind in bases(config))
+    kinds = (parameters(config, slot).get("rope_type", "default") for slot in slots)
+    return any(kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length for kind in kinds)
 
 
 def layer_bases(config: Any) -> list[float]:
