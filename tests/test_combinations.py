@@ -316,7 +316,7 @@ def test_what_modules_refuse():
         Attention("rope@::2+alibi@1::2", 8, 2)
     with pytest.raises(ValueError, match="is absolute"):
         Attention("sinusoidal+alibi", 8, 2)
-    with pytest.raises(ValueError, match=r"must be absolute.*use 'alibi' in wavepe.nn.Attention"):
+    with pytest.raises(ValueError, match=r"must be absolute.*'alibi', belongs in wavepe.nn.A"):
         AbsoluteEncoding("sinusoidal+alibi", 8)
     added = AbsoluteEncoding("sinusoidal+binary", 8)(torch.zeros(1, 5, 8))
     assert torch.equal(

@@ -46,15 +46,10 @@ class AbsoluteEncoding(nn.Module):
         if trained_length is not None:
             trained_length = checks.integer("trained_length", trained_length, 1)
         for part in self.encoding.parts:
-            if not part.adds:
+            if not part.adds or part.in_attention:
                 raise ValueError(
-                    f"the encoding must be absolute, got '{self.encoding}': use '{part}' in "
-                    "wavepe.nn.Attention"
-                )
-            if part.in_attention:
-                raise ValueError(
-                    f"the encoding must be absolute and nothing else, got '{self.encoding}': use "
-                    f"'{part}' in wavepe.nn.Attention, or write one class for each of the two"
+                    f"the encoding must be absolute and nothing else, got '{self.encoding}': what "
+                    f"acts in attention, here '{part}', belongs in wavepe.nn.Attention"
                 )
         self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
 
