@@ -158,9 +158,11 @@ class RoPE(Encoding):
             raise ValueError(
                 f"{self.name} factor=scaled needs type={' or '.join(_SCALED_FACTORS)}, got {kind}"
             )
-        if self.factor == "scaled" and self.inference_theta == "scaled":
+        if self.inference_theta == "scaled" and (self.factor == "scaled" or kind == "dynamic"):
+            other = "type=dynamic" if kind == "dynamic" else "factor=scaled"
             raise ValueError(
-                f"{self.name}: give one of factor=scaled and inference_theta=scaled, got both"
+                f"{self.name}: give one of {other} and inference_theta=scaled, got both: each of "
+                "them follows the length"
             )
         if self.self_extend is None and self.neighbors != 512:
             raise ValueError(f"{self.name} neighbors needs self_extend, the size of the groups")
@@ -168,11 +170,6 @@ class RoPE(Encoding):
             raise ValueError(
                 f"{self.name} self_extend needs frequencies that do not follow the length: leave "
                 "one of the two"
-            )
-        if kind == "dynamic" and self.inference_theta == "scaled":
-            raise ValueError(
-                f"{self.name}: give one of type=dynamic and inference_theta=scaled, got both: each "
-                "raises the base with the length"
             )
 
     def __repr__(self) -> str:
