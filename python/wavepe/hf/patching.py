@@ -151,24 +151,9 @@ def unpatch(model: M) -> M:
 
 @contextmanager
 def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
-    """Patch a model for the time of a with block.
+    """Patch a model for the time of a with block; arguments and errors are those of `patch`.
 
-    The model is restored at the end of the block, also after an exception.
-
-    Parameters
-    ----------
-    model, encoding, **options
-        As for `patch`.
-
-    Yields
-    ------
-    transformers.PreTrainedModel
-        `model` itself, patched.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for `patch`.
+    The block gets `model` itself, which is restored at its end, also after an exception.
 
     Examples
     --------
