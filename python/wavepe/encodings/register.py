@@ -85,12 +85,7 @@ def register_encoding(cls: type[E]) -> type[E]:
 
 
 def known_encodings() -> tuple[str, ...]:
-    """Return the names that `encoding` knows, in the order of their registration.
-
-    Returns
-    -------
-    names : tuple of str
-    """
+    """Return the names that `encoding` knows, in the order of their registration."""
     return tuple(known.copy())  # another thread may register one meanwhile
 
 
