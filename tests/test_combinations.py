@@ -76,7 +76,7 @@ def test_a_part_alone_is_no_combination():
         ("rope+wavelet:scale=3", "unknown option 'scale' of encoding 'wavelet'"),
         ("rope@", "@ must name layers by indices or slices"),
         ("rope@x", "@x must name layers.*got 'x'"),
-        ("rope@1:2:0", "the step of a slice must not be 0"),
+        ("rope@1:2:0", "slices with a step other than 0.*got '1:2:0'"),
         ("rope@1..2", "got ''"),
         ("rope@0@1", "@0@1 must name layers"),
         ("rope:fraction=.5+type=yarn", "needs a name first"),

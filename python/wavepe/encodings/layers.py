@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_ITEM = re.compile(r"-?[0-9]+|(?P<start>-?[0-9]+)?:(?P<stop>-?[0-9]+)?(?::(?P<step>-?[0-9]+)?)?")
+_ITEM = re.compile(r"-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:(-?[0-9]+)?)?")
 
 
 def layers_of(place: str, layers: int) -> frozenset[int]:
@@ -38,15 +38,10 @@ def check_layers(place: str) -> str:
 
 def _read_item(place: str, item: str) -> Any:
     """Return the index or the slice that an item of `place` stands for."""
-    match = _ITEM.fullmatch(item)
-    if match is None:
+    numbers = [int(x) if x else None for x in item.split(":")] if _ITEM.fullmatch(item) else []
+    if not numbers or numbers[2:] == [0]:  # a step of 0
         raise ValueError(
-            f"@{place} must name layers by indices or slices, joined by dots, such as @0.3, @::2 "
-            f"or @-4:; got {item!r}"
+            f"@{place} must name layers by indices or slices with a step other than 0, joined by "
+            f"dots, such as @0.3, @::2 or @-4:; got {item!r}"
         )
-    if ":" not in item:
-        return int(item)
-    start, stop, step = (None if x is None else int(x) for x in match.groups())
-    if step == 0:
-        raise ValueError(f"@{place}: the step of a slice must not be 0")
-    return slice(start, stop, step)
+    return slice(*numbers) if ":" in item else numbers[0]
