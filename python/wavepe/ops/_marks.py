@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_waiting: list[Callable[[], Any]] | None = []  # None: the marks have been set
+waiting: list[Callable[[], Any]] | None = []  # None: the marks have been set
 
 
 def add_mark(mark: Callable[[], Any]) -> None:
     """Call `mark` when a compiler first traces a function, or now if that has happened."""
-    if _waiting is None:
+    if waiting is None:
         mark()
     else:
-        _waiting.append(mark)
-
-
-def set_marks() -> None:
-    """Call the marks that wait; later ones do not wait."""
-    global _waiting
-    marks, _waiting = _waiting or (), None
-    for mark in marks:
-        mark()
+        waiting.append(mark)

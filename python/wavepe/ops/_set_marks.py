@@ -1,5 +1,7 @@
 """Set the marks of `_marks` when this module is imported: a compiler traces no import."""
 
-from ._marks import set_marks
+from . import _marks
 
-set_marks()
+waiting, _marks.waiting = _marks.waiting or (), None
+for mark in waiting:
+    mark()
