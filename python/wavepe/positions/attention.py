@@ -41,7 +41,16 @@ class PositionEncoding(Learned):
         trained_length: int | None,
         **learned: Any,
     ) -> None:
-        check_in_attention(encoding)
+        if encoding.adds:
+            raise ValueError(
+                f"the encoding '{encoding}' is absolute: add its vectors to the token embeddings "
+                "with wavepe.nn.AbsoluteEncoding, and give attention layers encoding='none'"
+            )
+        if any(encoding.layers):
+            raise ValueError(
+                f"the encoding '{encoding}' differs by layer, and a module is one layer: give it "
+                "wavepe.encoding(spec).at(layer, layers)"
+            )
         super().__init__(encoding, head_dim, heads, causal, **learned)
         # Slopes alone are the same numbers at every length.
         self._depends_on_length = encoding.in_scores and encoding.terms != ("slopes",)
@@ -135,17 +144,3 @@ class PositionEncoding(Learned):
 
     def extra_repr(self) -> str:
         return str(self.encoding)
-
-
-def check_in_attention(encoding: Encoding) -> None:
-    """Raise ValueError if an encoding does not act in one attention layer."""
-    if encoding.adds:
-        raise ValueError(
-            f"the encoding '{encoding}' is absolute: add its vectors to the token embeddings with "
-            "wavepe.nn.AbsoluteEncoding, and give attention layers encoding='none'"
-        )
-    if any(encoding.layers):
-        raise ValueError(
-            f"the encoding '{encoding}' differs by layer, and a module is one layer: give it "
-            "wavepe.encoding(spec).at(layer, layers)"
-        )
