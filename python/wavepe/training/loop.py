@@ -22,7 +22,6 @@ from .device import CPU, Device
 from .plan import Plan
 
 CLIP = 1.0
-TEXT_WEIGHT = 1.0  # of the text between the statements, in the loss of a task
 LOSS_MEMORY = 0.02  # the weight of the newest step in the running mean
 
 # tell(event, *values): "doing", "note", "skip", "step" or "result"; true after a step: end there
@@ -148,7 +147,7 @@ def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torc
     else:
         asked = device.put(batch.asked).flatten()
         each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-        loss = each[asked].mean() + each.mean() * TEXT_WEIGHT
+        loss = each[asked].mean() + each.mean()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), CLIP)
     state.optimizer.step()
