@@ -8,7 +8,6 @@ from ..encodings import known_encodings
 from ..experiments import compare
 from ..experiments.data import SPLITS
 from ..experiments.presets import MODELS, PRESETS
-from ..experiments.report import Section
 from ..experiments.tables import print_table
 from ..experiments.tasks import TASKS
 from .options import add_documented, add_imports, given
@@ -31,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     results = compare(**given(args, compare), progress=not args.quiet)
     for section in results.sections:
-        show(section)
+        starred = any(cell.endswith("*") for _, cells in section.rows for cell in cells)
+        title = section.title + _BEST * starred
+        print_table(title, "encoding", section.headings, section.rows)
     if not args.quiet:
         print(f"report: {results.folder / 'report.md'}")
         print(f"results: {results.folder / 'results.json'}")
@@ -39,9 +40,3 @@ def run(args: argparse.Namespace) -> int:
             if section.draw:
                 print(f"picture: {results.folder / section.picture}")
     return 0
-
-
-def show(section: Section) -> None:
-    """Print a table on stdout."""
-    starred = any(cell.endswith("*") for _, cells in section.rows for cell in cells)
-    print_table(section.title + _BEST * starred, "encoding", section.headings, section.rows)
