@@ -14,7 +14,7 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
                 table, (..., heads, length, length), which are not divided by sqrt(d)
     r_temperature   as temperature, but on these products alone
     decay       a function of the input, and of the visible tokens: added to the scores
-    sinks       (heads,), a score without a value
+    sinks       (heads, L or 1), a score without a value, or a function of the layer's input
     window      the distance at which keys are hidden
     added       (length, dim); it is added to the token embeddings
 
@@ -126,7 +126,12 @@ def temperature(kind, floor, alpha):
 
 def sink(learned, **_):
     """[O]"""
-    return {"sinks": learned["sinks"]}
+    return {"sinks": learned["sinks"][:, None]}
+
+
+def input_sink(learned, **_):
+    """[O], as in Inkling 2 [I]: the sink of each token."""
+    return {"sinks": lambda x: (x @ learned["s_proj"].mT + learned["sinks"]).mT}
 
 
 def fox(learned, **_):
@@ -308,13 +313,13 @@ IN_CALL = {
     "fox": fox,
     "pope:theta=100": pope,
     "xpos:theta=100,scale_base=6": xpos,
-    "sink": sink,
+    "sink:from_input=true": input_sink,
     "window:size=4": lambda **_: {"window": 4},
     "temperature:floor=3,alpha=0.5": temperature("llama4", 3, 0.5),
     "temperature:kind=ministral3,floor=3": temperature("ministral3", 3, 0.1),
     "temperature:kind=inkling,floor=4,alpha=0.3": temperature("inkling", 4, 0.3),
 }
-ENCODINGS |= {ASKED: asked_wavelet} | IN_CALL
+ENCODINGS |= {ASKED: asked_wavelet, "sink": sink} | IN_CALL
 
 
 def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
@@ -375,6 +380,8 @@ def attention_weights(parts, q, k, x, hidden, *, where=None, causal=True, shown=
         q = q + torch.as_tensor(parts["u"]).to(q)[:, None]
     if "rotation" in parts:
         q, k = (rotated(y, where, *parts["rotation"]) for y in (q, k))
+    if callable(parts.get("sinks")):
+        parts = {**parts, "sinks": parts["sinks"](x)}
     k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     return softmax(parts, scores(parts, q, k, plain, x, causal, shown), hidden)
 
@@ -426,7 +433,7 @@ def softmax(parts, score, hidden):
     length = score.shape[-1]
     delta = torch.arange(length)[:, None] - torch.arange(length)
     score = score.masked_fill(hidden | (delta >= parts.get("window", length)), -torch.inf)
-    sinks = torch.as_tensor(parts.get("sinks", [-torch.inf])).to(score)[:, None, None]
+    sinks = torch.as_tensor(parts.get("sinks", [[-torch.inf]])).to(score)[..., None]
     sinks = sinks.expand(*score.shape[:-1], 1)
     return torch.cat([score, sinks], -1).softmax(-1)[..., :-1].nan_to_num(0)
 
@@ -472,7 +479,7 @@ COMBINED = (
 COMBINED_IN_CALL = (
     "rope:theta=100+sink+window:size=4+temperature:floor=3,alpha=0.5",
     "relative:extent=6,rank=3+wavelet:scales=4+rope:theta=100",
-    "fox+pope:theta=100+alibi+sink",
+    "fox+pope:theta=100+alibi+sink:from_input=true",
     "wavelet:scales=2,rank=2,from_input=true+shaw:clip=3+xpos:theta=100,scale_base=6",
     "relative:extent=6,rank=3+temperature:kind=inkling,floor=4,alpha=0.3+kerple",
     f"{ASKED}+shaw:clip=3+temperature:floor=3,alpha=0.5",

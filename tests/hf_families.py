@@ -440,7 +440,7 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     score = scores(parts, query + u, key, query, None, scaling=family.scaling)
     if family.cap is not None:
         score = family.cap * torch.tanh(score / family.cap)
-    of_family = {"sinks": module.sinks} if hasattr(module, "sinks") else {}
+    of_family = {"sinks": module.sinks[:, None]} if hasattr(module, "sinks") else {}
     if layer.window is not None:
         of_family["window"] = layer.window
     weights = softmax(of_family, score, ~reference.seen[:, None])

@@ -229,6 +229,7 @@ SHAPES = {spec: shapes for spec, (_, shapes) in LEARNED.items()} | {
     "fox": {"f_proj": (4, 10), "f_bias": (4,)},
     "pope": {"delta": (4, 8)},
     "sink:initial=-2": {"sinks": (4,)},
+    "sink:from_input=true": {"sinks": (4,), "s_proj": (4, 10)},
 }  # fmt: skip
 
 

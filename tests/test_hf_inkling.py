@@ -106,7 +106,7 @@ def test_in_float64(stock, monkeypatch):
 
 
 def test_its_options_are_those_of_inkling_2(monkeypatch):
-    """A new table with the values of the model's own, its clip and its factor, is the same."""
+    """A new table and sinks with the values of the model's own, its clip and factor: the same."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2, "log_scaling_n_floor": 6}
     stock = build("inkling2_text", attn_implementation="eager", **kinds)
     model = in_float64(stock, monkeypatch)
@@ -114,18 +114,26 @@ def test_its_options_are_those_of_inkling_2(monkeypatch):
         table.norm.scale.data.fill_(1)
     before, _ = whole(model), gradients(model, IDS)
     exact = {name: x.grad for name, x in model.named_parameters()}
+    names = {x: name for name, x in model.named_parameters()}
     own = [(x.linear.weight, x.proj.T, x.linear.weight.grad, x.proj.grad.T) for x in tables(model)]
-    wavepe.hf.patch(model, "relative:extent=9,rank=4,l2_clip=1,floor=6")
+    spec = "relative:extent=9,rank=4,l2_clip=1,floor=6+sink:from_input=true"
+    wavepe.hf.patch(model, spec)
     for layer, (linear, table, *wanted) in zip(model.model.layers, own, strict=True):
-        new = layer.self_attn.position_encoding
+        new, sink = layer.self_attn.position_encoding.children()
         new.r_proj.data.copy_(linear.view(new.r_proj.shape))
         new.table.data.copy_(table)
         exact |= {new.r_proj: wanted[0].view(new.r_proj.shape), new.table: wanted[1]}
+        stocks = layer.self_attn.sink_proj  # it stays, without a share from here on
+        stocks.register_forward_hook(lambda module, args, out: out - torch.inf)
+        sink.s_proj.data.copy_(stocks.weight)
+        exact[sink.s_proj] = exact[names[stocks.weight]]
+        exact[names[stocks.weight]] = torch.zeros_like(stocks.weight)
     assert close(whole(model), before, 1e-11)
     assert close(in_steps(model), before, 1e-11)
     gradients(model, IDS)
     for name, x in model.named_parameters():
-        if x.grad is not None:  # the model's own are replaced
+        # the model's own are replaced, and it has no constants of sinks
+        if x.grad is not None and not name.endswith(".sinks"):
             assert close(x.grad, exact[name if name in exact else x], 1e-10)
 
 

@@ -306,6 +306,8 @@ MISCONFIGURED = [
     ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8}}, NO_BASE),
     ({"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": 1000}}, "rotation with alpha"),
     ({"model_type": "nanochat"}, f"{NO_ROPE} 'the inverse rotation'"),
+    ({"model_type": "ernie4_5_vl_moe_text"}, f"{NO_ROPE} 'pairs in another order'"),
+    ({"model_type": "pixtral", "patch_size": 16}, f"{NO_ROPE} 'positions of images or audio'"),
     ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
     ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
     ({"rope_theta": 1e4, "position_encoding": "rope:theta=9"}, f"{NO_ROPE} 'rope:theta=9'"),
@@ -380,6 +382,14 @@ def test_layer_types_are_told_apart(config):
         wavepe.rope_report({**LLAMA, **config}, layer_type="none")
 
 
+def test_old_modernbert_scales_layers_of_both_types():
+    bases = {"global_rope_theta": 1e6, "local_rope_theta": 1e4}
+    config = {**LLAMA, **bases, "model_type": "modernbert", "rope_scaling": GLOBAL}
+    for kind, base in (("full_attention", 1e6), ("sliding_attention", 1e4)):
+        inv_freq = wavepe.rope_report(config, layer_type=kind).inv_freq
+        np.testing.assert_allclose(inv_freq, oracle.linear(DIM, base, 8.0)[0], rtol=1e-14)
+
+
 def test_the_text_says_where_the_rule_changes():
     def rows(text):
         return [line.split() for line in str(text).split("tokens per turn")[1].splitlines()[1:]]
@@ -434,10 +444,14 @@ META = {**MODEL, "llama.rope.freq_base": THETA}
 SCALING = {"type": "yarn", "factor": 4.0, "original_context_length": BEFORE}
 
 
+def of_llama(values):
+    return {f"llama.{key}": x for key, x in values.items()}
+
+
 def test_gguf(tmp_path):
     path = tmp_path / "model.gguf"
     yarn = {f"rope.scaling.{k}": x for k, x in SCALING.items()}
-    path.write_bytes(gguf(META | {f"llama.{k}": x for k, x in yarn.items()}))
+    path.write_bytes(gguf(META | of_llama(yarn)))
     referee = wavepe.rope_report(path)
     np.testing.assert_allclose(referee.inv_freq, YARN[0], rtol=1e-14)
     cos, sin = tables(*YARN)
@@ -455,18 +469,26 @@ def test_gguf(tmp_path):
         ({"rope.scaling.attn_factor": 1.25}, phi, (PLAIN[0] / SHORT, 1.25)),  # has no type
         ({**yarn, "rope.scaling.yarn_log_multiplier": 0.1}, {}, (YARN[0], 1.0)),  # DeepSeek
         (gemma, {}, oracle.default(16, 1e4)),
+        ({"rope.scale_linear": 4.0}, {}, RIGHT["linear"]),
+        ({"rope.scale_linear": 4.0, "rope.scaling.type": "none"}, {}, PLAIN),
     ):
-        path.write_bytes(gguf(META | {f"llama.{k}": x for k, x in keys.items()}, more))
+        path.write_bytes(gguf(META | of_llama(keys), more))
         kind = "sliding_attention" if keys is gemma else None
         referee = wavepe.rope_report(path, layer_type=kind)
         np.testing.assert_allclose(referee.inv_freq, wanted[0], rtol=1e-6)
         assert referee.attention_factor == pytest.approx(wanted[1])
+    oss = {key.replace("llama.", "gpt-oss."): x for key, x in (META | of_llama(yarn)).items()}
+    path.write_bytes(gguf({**oss, "general.architecture": "gpt-oss"}))
+    np.testing.assert_allclose(
+        wavepe.rope_report(path).inv_freq, RIGHT["yarn with exact bounds"][0]
+    )
     for data, words in (
         *((whole[:end], "is not a whole GGUF file") for end in range(4, len(whole))),
         (gguf({**META, "general.alignment": 0}), "is not a whole GGUF file of a model"),
         (gguf(META, version=1), "needs the version 2 or 3, little-endian; got 1"),
         (gguf(META, tensors, kind=1), "rope_freqs.weight must hold float32, got the GGUF type 1"),
         (gguf({**MODEL, "general.architecture": "bert"}), "needs head_dim"),
+        (gguf(META | of_llama({**yarn, "rope.scaling.attn_factor": 2.0})), "with attn_factor"),
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=words):

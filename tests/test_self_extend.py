@@ -51,11 +51,18 @@ def test_the_formula(group, near, length):
         seen = torch.arange(length)[:, None] - torch.arange(length) < 6
         narrow = wanted.masked_fill(~seen, -torch.inf).softmax(-1) @ v
         torch.testing.assert_close(module(q, k, v, window=6), narrow, rtol=0, atol=1e-7)
-        sink = Attention(f"{spec},interleaved={str(interleaved).lower()}+sink:initial=-1", D, 2)
-        one = torch.full_like(wanted[..., :1], -1)
-        weights = torch.cat([wanted, one], -1).softmax(-1)[..., :-1]
-        got = sink.eval()(q, k, v)
-        torch.testing.assert_close(got, weights @ v, rtol=0, atol=1e-7)
+        spec_with_sink = f"{spec},interleaved={str(interleaved).lower()}+sink:initial=-1"
+        x = torch.randn(2, length, 3, generator=generator, dtype=torch.float64)
+        for options, size in (("", {}), (",from_input=true", {"dim": 3})):
+            sink = Attention(spec_with_sink + options, D, 2, **size, dtype=torch.float64).eval()
+            one = torch.full_like(wanted[..., :1], -1)
+            if options:
+                s_proj = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+                sink.position_encoding.sink.s_proj.data.copy_(s_proj)
+                one = one + (x @ s_proj.mT).mT[..., None]
+            weights = torch.cat([wanted, one], -1).softmax(-1)[..., :-1]
+            got = sink(q, k, v, x=x if options else None)
+            torch.testing.assert_close(got, weights @ v, rtol=0, atol=1e-7)
 
 
 def test_training_is_plain_rope():

@@ -36,7 +36,9 @@ LEARNED = {
     "vectors": "score_vectors",
     "input_query": "input_query",
     "input_decay": "input_decay",
+    "input_sinks": "input_sinks",
 }
+FROM_INPUT = ("input_query", "input_decay", "input_sinks")
 
 
 class Query(NamedTuple):
@@ -123,7 +125,7 @@ class Methods:
     @once
     def reads_input(self) -> bool:
         """Whether the encoding reads the input of the attention layer."""
-        return not {"input_query", "input_decay"}.isdisjoint(self.learns)
+        return not set(FROM_INPUT).isdisjoint(self.learns)
 
     @once
     def has_temperature(self) -> bool:
@@ -263,6 +265,10 @@ class Methods:
         float32 (float64 for float64 parameters).
         """
         self._learns_not("input_decay", "no decay from the input")
+
+    def input_sinks(self, x: Tensor, parameters: Tensors) -> Tensor:
+        """Return numbers (B, heads, m), one of each query, that join as `learned_sinks` do."""
+        self._learns_not("input_sinks", "no sinks from the input")
 
     def _initial_term(
         self, term: str, length: int, causal: bool, head_dim: int = 2, heads: int = 1

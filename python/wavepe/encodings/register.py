@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..arrays import wavelet_registered
 from ..common.spec import is_word
 from .base import Encoding, known
-from .methods import LEARNED, TERMS
+from .methods import FROM_INPUT, LEARNED, TERMS
 
 if TYPE_CHECKING:  # checkers know the options of each class by it
     from typing_extensions import dataclass_transform
@@ -37,10 +37,10 @@ def register_encoding(cls: type[E]) -> type[E]:
         A class derived from `Encoding` or from a known encoding. It has a `name` and the methods
         that say what it does: one or several of `absolute`, `table`, `slopes`, `bias`,
         `temperature`, `score_vectors`, `learned_table`, `learned_bias`, `learned_query`,
-        `learned_sinks`, `input_query` and `input_decay`. A rotary class derives from `RoPE` and
-        overrides `frequencies`. The annotated attributes of the class are its options. Each needs
-        a default, and values must have its type; `option` declares another check. The class
-        becomes a frozen dataclass. A class that is defined a second time replaces the first.
+        `learned_sinks`, `input_query`, `input_decay` and `input_sinks`. A rotary class derives from
+        `RoPE` and overrides `frequencies`. The annotated attributes of the class are its options.
+        Each needs a default, and values must have its type; `option` declares another check. The
+        class becomes a frozen dataclass. A class that is defined a second time replaces the first.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def _check_class(cls: Any) -> None:
         raise TypeError(
             f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"
         )
-    reads = [method for method in ("input_query", "input_decay") if has(method)]
+    reads = [method for method in FROM_INPUT if has(method)]
     if reads and cls.per_layer == ():
         raise TypeError(
             f"{cls.__name__} has {reads[0]}(), which each layer calls: name its parameters in "

@@ -23,7 +23,7 @@ from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..ops._common import wide
-from ..positions import Requests, Scores, Terms, TokenIndices
+from ..positions import Requests, Scores, Terms, TokenIndices, left_by
 from . import families, inkling, masks, replaced_code, t5
 from .families import ATTENTION
 from .layer_hooks import STOCK, LayerState
@@ -118,26 +118,24 @@ def attention_forward(
         "offset": key.shape[2] - query.shape[2] if offset is None else offset,
         "scale": scaling, "dropout_p": dropout, "softcap": softcap, "sinks": s_aux, **of_t5,
     }  # fmt: skip
+    if sinks is not None:
+        options["token_sinks"], score = sinks[..., 0], NO_ENCODING if score is None else score
     call = module, query, key, value, attention_mask, sliding_window, options
     if pass_ is not None and pass_.requests is not None:
         options |= {"offset": None, "requests": pass_.requests}
         score, weights = NO_ENCODING if score is None else score, None
     if weights or (attention_mask is not None and attention_mask.is_floating_point()):
-        out, seen = _with_weights(call, score, learned, pass_, sinks)
+        out, seen = _with_weights(call, score, learned, pass_)
         return out.transpose(1, 2).contiguous(), seen if weights else None
-    plain = score is None and softcap is s_aux is sinks is None and "bias" not in of_t5
+    plain = score is None and softcap is s_aux is None and "bias" not in of_t5
     if plain and query.device.type not in families.FUSED_ON:
         return _by_pytorch(call)
-    if sinks is not None:
-        options["return_lse"] = True
     out = _by_kernel(call, score, learned, pass_)
-    if sinks is not None:
-        out = (out[0] * inkling.share(out[1], sinks)).to(query.dtype)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | None) -> Any:
-    """Return the attention (B, H, m, d) of `ops.attention`, with its lse if the options ask."""
+    """Return the attention (B, H, m, d) of `ops.attention`."""
     module, q, k, v, mask, window, options = call
     if mask is not None:
         parts = masks.mask_parts(mask) if pass_ is None else pass_.mask_parts(mask)
@@ -160,7 +158,7 @@ def _by_kernel(call: Call, score: Scores | None, learned: Terms, pass_: Pass | N
 
 
 def _with_weights(
-    call: Call, score: Scores | None, learned: Terms, pass_: Pass | None, of_tokens: Tensor | None
+    call: Call, score: Scores | None, learned: Terms, pass_: Pass | None
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (B, H, m, d) and its weights (B, H, m, n)."""
     module, q, k, v, mask, window, options = call
@@ -177,13 +175,14 @@ def _with_weights(
         positions = pass_.counted_positions() if score.reads_positions else None
         rotated = pass_.rotated
     indices = TokenIndices(offset, positions, parts.key_mask)
+    token_sinks = score.token_sinks(learned, options.pop("token_sinks", None))
     sinks, scale = options["sinks"], options["scale"]
     kernel_args = score.arguments(q, k, learned, rotated, scale, indices, sinks)
     kernel_args["window"] = score.window(None)
     mask = masks.full_mask(mask, q, k, offset, window)
     out, weights, lse = attention_with_weights(v=v, mask=mask, **{**options, **kernel_args})
-    if of_tokens is not None:
-        left = inkling.share(lse, of_tokens)
+    if token_sinks is not None:
+        left = left_by(token_sinks, lse)
         out, weights = out * left, weights * left
     return out.to(q.dtype), weights.to(q.dtype)
 

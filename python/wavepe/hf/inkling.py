@@ -2,8 +2,7 @@
 
 The model's module makes a tensor of queries x keys of them. In a patched model it returns the
 queries of the table, which take the same way through the layer, its scaling included. The attention
-function gives them to the kernel with the module's table. The sinks of Inkling 2 differ by token:
-they take their share of what the kernel returns.
+function gives them to the kernel with the module's table.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -66,11 +64,6 @@ def restore(attention: Any) -> None:
 def own_terms(attention: Any, queries: Tensor) -> LearnedTerms:
     """Return the model's own term, for the queries (B, H, m, rank) that its layer has kept."""
     return LearnedTerms(Table(_with_table(attention).proj.mT, 0), input_query=queries)
-
-
-def share(lse: Tensor, sinks: Tensor) -> Tensor:
-    """Return how much of the weights (B, H, m, 1) the sinks of the tokens (B, H, m, 1) leave."""
-    return torch.sigmoid(lse[..., None] - sinks.to(lse.device, lse.dtype))
 
 
 def hide_distances(base: nn.Module) -> list[RemovableHandle]:

@@ -27,9 +27,10 @@ class LearnedTerms(NamedTuple):
     shared: dict[str, Tensor] | None = None  # parameters for the terms of layers, which have others
     sinks: Tensor | None = None
     parameters: dict[str, Tensor] | None = None  # for `Encoding.score_vectors`
-    # from the input of the layer: the queries of the table, and the decay of each token
+    # from the input of the layer: the queries of the table, and decay and sink of each token
     input_query: Tensor | None = None
     input_decay: Tensor | None = None
+    input_sinks: Tensor | None = None
 
 
 Terms = Mapping[str, LearnedTerms]  # by the name of the part
@@ -287,6 +288,7 @@ class Learned(nn.Module):
         needed = {
             "input_query": (batch, heads, tokens, self._columns),
             "input_decay": (batch, heads, tokens),
+            "input_sinks": (batch, heads, tokens),
         }
         for name in needed.keys() & self._learns:
             with full_precision(x.device.type):

@@ -91,6 +91,7 @@ class Scores:
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         # the two calls of attention that replace one, outside training
         self.extended = SelfExtend(encoding, self._rotated_dims, causal) if extends else None
+        self._has_token_sinks = "input_sinks" in encoding.learns
         self._has_temperature, self._window = encoding.has_temperature, encoding.window
         self._input_temperatures = {x.name: t for x in parts if (t := x.input_temperature)}
         # whether positions matter, and not their differences alone
@@ -189,15 +190,13 @@ class Scores:
         *,
         scale: float | None = None,
         sinks: Tensor | None = None,
+        token_sinks: Tensor | None = None,
         window: int | None = None,
         **options: Any,
     ) -> Any:
-        """Call `ops.attention` with this encoding; `positions` (B|1, m) are of queries.
-
-        With return_lse=True return the lse, too; outside training self_extend cannot.
-        """
-        if (returns_lse := options.get("return_lse", False)) and self.extended and not training:
-            raise ValueError(f"{self.encoding} makes two calls of attention, and gives no lse")
+        """Call `ops.attention` with this encoding; `positions` (B|1, m) are of queries."""
+        if self._has_token_sinks:
+            token_sinks = self.token_sinks(learned, token_sinks)
         indices, named = LAST_QUERIES, False
         if self._changes_vectors or self.reads_positions or requests is not None:
             mask = options.get("key_mask")
@@ -205,27 +204,43 @@ class Scores:
         if torch.compiler.is_compiling() and is_compiling() and self._tables and requests is None:
             columns = self._tables[0].encoding.table_columns(self._head_dim)
             named = q.is_cpu or not missing_kernel(q, v, None, columns)
-            named = named and not (self._changes_vectors or returns_lse)
+            named = named and not self._changes_vectors and token_sinks is None
             named = named and not (wants_standard() or under_transforms())
         if self._window is not None:
             window = self.window(window)
         kernel_args = self.arguments(q, k, learned, rotated, scale, indices, sinks, named)
         options = {"scale": scale, "window": window, **options, **kernel_args}
+        out: Any = None
         if self.extended is not None and not training:
             assert rotated is not None
             queries, keys = indices.absolute(q, k)
             extend, interleaved = self.extended.attend, rotated.interleaved
+            options["v"] = v
             if requests is None:
-                return extend({**options, "v": v}, queries, keys, interleaved)
-            each = zip(requests.split({**options, "v": v}), requests.slices, strict=True)
-            outs = [extend(x, queries[:, a], keys[:, b], interleaved) for x, (a, b) in each]
-            return torch.cat(outs, 2)
-        if requests is not None:
-            options |= requests.ends
-        if "name" in kernel_args:
-            return attention_of_encoding(v=v, **options)
-        out: Any = ops.attention(v=v.to(kernel_args["q"].dtype), **options)
-        return (out[0].to(q.dtype), out[1]) if returns_lse else out.to(q.dtype)
+                out, lse = extend(options, queries, keys, interleaved)
+            else:
+                each = zip(requests.split(options), requests.slices, strict=True)
+                outs = [extend(x, queries[:, a], keys[:, b], interleaved) for x, (a, b) in each]
+                out, lse = (torch.cat(x, 2) for x in zip(*outs, strict=True))
+        else:
+            if requests is not None:
+                options |= requests.ends
+            if "name" in kernel_args:
+                return attention_of_encoding(v=v, **options)
+            v = v.to(kernel_args["q"].dtype)
+            out = ops.attention(v=v, return_lse=token_sinks is not None, **options)
+            if token_sinks is None:
+                return out.to(q.dtype)
+            out, lse = out
+        if token_sinks is not None:
+            out = out * left_by(token_sinks, lse)
+        return out.to(q.dtype)
+
+    def token_sinks(self, learned: Terms, models: Tensor | None = None) -> Tensor | None:
+        """Return the sinks (B, H, m) of the tokens: the model's own and those of the encoding."""
+        of_parts = (x.input_sinks for x in learned.values())
+        all_sinks = [x for x in (models, *of_parts) if x is not None]
+        return reduce(torch.logaddexp, all_sinks) if all_sinks else None
 
     def window(self, window: int | None) -> int | None:
         """Return the smaller of a layer's window and the encoding's."""
@@ -406,6 +421,12 @@ class Scores:
             beyond = p.beyond
             p, first, _ = p.tensors(wide(q), q.device)
         return self._all(p, first, beyond, keys)
+
+
+def left_by(sinks: Tensor, lse: Tensor) -> Tensor:
+    """Return how much of the weights (B, H, m, 1) the sinks (B, H, >= m) of the tokens leave."""
+    sinks = sinks[:, :, sinks.shape[2] - lse.shape[2] :].to(lse.device, lse.dtype)
+    return torch.sigmoid(lse - sinks)[..., None]
 
 
 def _factors(temperature: Methods, q: Tensor, k: Tensor, indices: TokenIndices) -> Tensor:

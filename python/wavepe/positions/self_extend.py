@@ -40,14 +40,13 @@ class SelfExtend:
 
     def attend(
         self, kernel_args: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Merge attention to near and far keys; `queries` and `keys` are positions (B|1, ...)."""
         near, window = self._near, kernel_args.get("window")
         q, k = kernel_args["q"], kernel_args["k"]
         if is_known(k.shape[2] <= near) or (window is not None and is_known(window <= near)):
-            out: Any = ops.attention(**kernel_args)
-            return out
-        parts = [ops.attention(**{**kernel_args, "window": near}, return_lse=True)]
+            return _attend(kernel_args)
+        parts = [_attend({**kernel_args, "window": near})]
         shift = 0 if self._group is None else near // self._group
         offset = kernel_args.get("offset")
         offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near
@@ -60,12 +59,16 @@ class SelfExtend:
             "window": None if window is None else torch.sym_max(window - near, 0),
         }
         far.pop("sinks", None)  # they are counted once
-        parts.append(ops.attention(**far, return_lse=True))
-        out, _ = ops.merge_attention(*zip(*parts, strict=True))
-        return out
+        parts.append(_attend(far))
+        return ops.merge_attention(*zip(*parts, strict=True))
 
     def _moved(self, x: Tensor, places: Tensor, add: int, interleaved: bool) -> Tensor:
         """Rotate x from its places to those of its groups, and by `add` positions more."""
         grouped = places // self._group if self._group is not None else torch.zeros_like(places)
         cos, sin = ops.rope_table(grouped + add - places, self._inv_freq.on(x), dtype=wide(x))
         return ops.rope(x, cos, sin, interleaved=interleaved)
+
+
+def _attend(kernel_args: dict[str, Any]) -> Any:
+    """Return the attention and its lse."""
+    return ops.attention(**kernel_args, return_lse=True)

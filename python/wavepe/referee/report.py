@@ -37,8 +37,17 @@ _PARTS = {"gpt_neox": 0.25, "qwen3_next": 0.25, "stablelm": 0.25} | dict.fromkey
 )
 # The base of sliding layers, which do not scale, where the configuration gives none.
 _LOCAL = dict.fromkeys(("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), 1e4) | {"olmo3": 5e5}
-# Keys of rotations that no report describes.
-_UNREAD = ("alpha", "compress_rope_theta", "mla_use_nope", "short_mscale", "use_dynamic_ntk")
+# What rotates in another way, and keys of rotations that no report describes.
+_OTHERS = {"nanochat": "the inverse rotation", "ernie4_5_vl_moe_text": "pairs in another order"}
+_NO_TEXT = {"num_mel_bins", "patch_size"}
+_UNREAD = (
+    "alpha",
+    "attn_factor",
+    "compress_rope_theta",
+    "mla_use_nope",
+    "short_mscale",
+    "use_dynamic_ntk",
+)
 _OLD_TYPES = {"su": "longrope", "mrope": "default"}
 # The keys of configurations and of GGUF by one of their names; the first that is given counts.
 _KEYS = {
@@ -200,7 +209,8 @@ def rope_report(
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
     encoding = read.get("position_encoding") or read.get("position_embedding_type")
     encoding = encoding or ("alibi" if read.get("alibi") else "rope")
-    encoding = {"nanochat": "the inverse rotation"}.get(str(read.get("model_type")), encoding)
+    encoding = "positions of images or audio" if _NO_TEXT & read.keys() else encoding
+    encoding = _OTHERS.get(str(read.get("model_type")), encoding)
     if encoding not in ("rope", "rotary"):
         raise ValueError(f"a report needs a stock model with RoPE, and this one has {encoding!r}")
     for name, keys in _KEYS.items():
@@ -269,6 +279,11 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
             file.seek(start + offset)
             rope |= dict.fromkeys(_DIVISORS[name], take(f"{sizes[0]}f"))
             rope |= {"rope_type": "longrope", **attention}
+    if config.get("rope.scale_linear") and config.get("rope.scaling.type") != "none":
+        rope = {"rope_type": "linear", "factor": config["rope.scale_linear"]} | rope
+    if rope.get("rope_type") == "yarn":
+        rope |= {"truncate": False} if model_type == "gpt-oss" else {}
+        rope |= {"attn_factor": factor} if (factor := attention["attention_factor"]) != 1 else {}
     config |= {"rope_scaling": rope} if rope else {}
     return {**config, "model_type": model_type, "gguf": True}
 
@@ -284,7 +299,9 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if unread and not by_type:
         raise ValueError(f"a report cannot read a rotation with {', '.join(unread)}")
     if not by_type and local:  # before transformers 5
-        by_type = {"full_attention": rope, "sliding_attention": {"rope_theta": local}}
+        scaled = rope if str(config.get("model_type")).startswith("modernbert") else {}
+        sliding = {**scaled, "rope_theta": local}
+        by_type = {"full_attention": rope, "sliding_attention": sliding}
     if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
     original = None if by_type else config.get(ORIGINAL)  # Phi-3's, which replaces rope's
