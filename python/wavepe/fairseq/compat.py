@@ -1,7 +1,7 @@
 """Repairs that let fairseq 0.12 run on today's Python, NumPy and torch.
 
-Importing this module imports fairseq. Each function repairs one error, and does nothing if fairseq
-has repaired it.
+Importing this module imports fairseq. Each part repairs one error, and does no harm if fairseq has
+repaired it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,9 +49,6 @@ def allow_mutable_defaults() -> Iterator[None]:
     field common is not allowed". From Python 3.11 on, a default must be hashable, and a dataclass
     with __eq__ is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
     """
-    if sys.version_info < (3, 11):
-        yield
-        return
     original = dataclasses.dataclass
 
     def hashable(cls: Any) -> Any:
@@ -84,15 +80,13 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def add_numpy_compat() -> None:
-    """Add the `np.compat.long` of NumPy 1 to NumPy 2.
+# For ``--sample-break-mode eos``, which generation uses too: "AttributeError: module 'numpy' has no
+# attribute 'compat'".
+setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
 
-    The error: "AttributeError: module 'numpy' has no attribute 'compat'", with
-    ``--sample-break-mode eos``, which generation uses too.
-    """
-    if not hasattr(np, "compat"):
-        setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
-
+# For checkpoints of translation models: "UnpicklingError: ... Unsupported global: GLOBAL
+# argparse.Namespace", from torch 2.6 on.
+torch.serialization.add_safe_globals([argparse.Namespace])
 
 import_fairseq()
 utils = importlib.import_module("fairseq.distributed.utils")
@@ -110,15 +104,6 @@ def broadcast_object(original: Any, *args: Any, **kwargs: Any) -> Any:
     load = functools.partial(torch.load, weights_only=False)
     with mock.patch.object(torch, "load", load):
         return original(*args, **kwargs)
-
-
-def allow_namespaces_in_checkpoints() -> None:
-    """Let torch load the argparse.Namespace in the checkpoint of a translation model.
-
-    The error, from torch 2.6 on: "UnpicklingError: ... Unsupported global: GLOBAL
-    argparse.Namespace".
-    """
-    torch.serialization.add_safe_globals([argparse.Namespace])
 
 
 @wrap(models, "DistributedDataParallel")
@@ -167,7 +152,3 @@ def _launch(cfg: Any) -> None:
             f"no GPU here; write torchrun --nproc-per-node {count} --no-python before the command, "
             "and add --cpu --distributed-backend gloo"
         )
-
-
-add_numpy_compat()
-allow_namespaces_in_checkpoints()
