@@ -30,17 +30,6 @@ INSTALL = (
 )
 
 
-def import_fairseq() -> None:
-    """Import fairseq with all its models; ImportError says what is missing."""
-    try:
-        with allow_mutable_defaults():
-            importlib.import_module("fairseq")
-    except ModuleNotFoundError as error:
-        here = error.name != "fairseq"
-        what = f"fairseq needs {error.name}: {command_for('fairseq')}" if here else INSTALL
-        raise ImportError(what) from error
-
-
 @contextlib.contextmanager
 def allow_mutable_defaults() -> Iterator[None]:
     """Allow dataclasses of fairseq and Hydra as default values of fields, within the block.
@@ -88,7 +77,13 @@ setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy know
 # argparse.Namespace", from torch 2.6 on.
 torch.serialization.add_safe_globals([argparse.Namespace])
 
-import_fairseq()
+try:
+    with allow_mutable_defaults():
+        importlib.import_module("fairseq")  # with all its models
+except ModuleNotFoundError as error:
+    here = error.name != "fairseq"
+    what = f"fairseq needs {error.name}: {command_for('fairseq')}" if here else INSTALL
+    raise ImportError(what) from error
 utils = importlib.import_module("fairseq.distributed.utils")
 models = importlib.import_module("fairseq.models.distributed_fairseq_model")
 
