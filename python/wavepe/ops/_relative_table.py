@@ -259,9 +259,6 @@ class RelativeTable:
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"a RelativeTable is immutable; {name} cannot be set")
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a RelativeTable is immutable; {name} cannot be deleted")
-
     def __deepcopy__(self, memo: Any = None) -> RelativeTable:
         return self
 
