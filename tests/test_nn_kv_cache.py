@@ -264,15 +264,15 @@ def test_what_a_cache_cannot_do():
 
 # --------------------------------------------------------------- storage and gradients
 def test_storage_grows_by_doubling(monkeypatch):
-    grown = []
-    original = cache_module._grown
+    rows, original = [], cache_module._appended
     monkeypatch.setattr(
-        cache_module, "_grown", lambda *args: grown.append(args[2]) or original(*args)
+        cache_module, "_appended", lambda *args: rows.append(original(*args)) or rows[-1]
     )
     module, x, cache = made("none"), tokens(300, batch=1), KVCache()
     with torch.no_grad():
         stepwise(module, x, list(range(301)), cache)
-    assert grown == [1, 1, 65, 65, 129, 129, 257, 257]
+    capacities = [storage.shape[2] for storage, _ in rows]
+    assert capacities == [64] * 128 + [128] * 128 + [256] * 256 + [512] * 88
 
 
 def test_inference_mode_first():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Collection
@@ -153,16 +152,7 @@ def write_json(args: argparse.Namespace, value: Any) -> None:
 
     Arrays become lists, and numbers that are not finite become null.
     """
+    text = json.dumps(value, default=lambda x: x.tolist())  # arrays and scalars of NumPy
+    finite = json.loads(text, parse_constant=lambda _: None)
     with writing(Path(args.json)):
-        text = json.dumps(_plain(value), allow_nan=False) + "\n"
-        Path(args.json).write_text(text, "utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array or scalar of NumPy
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        Path(args.json).write_text(json.dumps(finite) + "\n", "utf-8")

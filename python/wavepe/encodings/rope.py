@@ -227,8 +227,12 @@ class RoPE(Encoding):
             If a needed length is missing, or the frequencies are not finite.
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
-        if not training:
-            theta = self._inference_base(theta, length, trained_length)
+        if self.inference_theta == "scaled" and not training:
+            current = self._needed("length", length)
+            trained = self._needed("trained_length", trained_length)
+            theta = theta * current / trained if current > trained else theta
+        elif isinstance(self.inference_theta, float) and not training:
+            theta = self.inference_theta
         scaling = self._scaling_at(length, trained_length)
         lengths = {"length": length, "max_length": trained_length} if self.type else {}
         inv_freq, factor = rope_frequencies(head_dim, theta, scaling=scaling, **lengths)
@@ -260,17 +264,6 @@ class RoPE(Encoding):
         if factor > 1:
             return {**parameters, "factor": factor}
         return {key: parameters[key] for key in parameters.keys() & {"partial_rotary_factor"}}
-
-    def _inference_base(
-        self, theta: float, length: int | None, trained_length: int | None
-    ) -> float:
-        if self.inference_theta is None:
-            return theta
-        if not isinstance(self.inference_theta, str):
-            return self.inference_theta
-        current = self._needed("length", length)
-        trained = self._needed("trained_length", trained_length)
-        return theta * current / trained if current > trained else theta
 
     def _needed(self, key: str, value: int | None) -> int:
         if value is None:

@@ -19,11 +19,7 @@ def register() -> None:
     """Add ``--pos-enc`` to every `transformer_lm*` architecture of fairseq.
 
     Call it before fairseq builds its command line or a model. A second call does nothing.
-
-    Raises
-    ------
-    ImportError
-        fairseq or torch is missing. The message says how to install it.
+    ImportError says how to install what is missing.
     """
     from .model import register as register_now
 

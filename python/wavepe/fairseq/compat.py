@@ -1,7 +1,7 @@
 """Repairs that let fairseq 0.12 run on today's Python, NumPy and torch.
 
-Importing this module imports fairseq. Each function repairs one error, and does nothing if fairseq
-has repaired it.
+Importing this module imports fairseq. Each part repairs one error, and does no harm if fairseq has
+repaired it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,17 +30,6 @@ INSTALL = (
 )
 
 
-def import_fairseq() -> None:
-    """Import fairseq with all its models; ImportError says what is missing."""
-    try:
-        with allow_mutable_defaults():
-            importlib.import_module("fairseq")
-    except ModuleNotFoundError as error:
-        here = error.name != "fairseq"
-        what = f"fairseq needs {error.name}: {command_for('fairseq')}" if here else INSTALL
-        raise ImportError(what) from error
-
-
 @contextlib.contextmanager
 def allow_mutable_defaults() -> Iterator[None]:
     """Allow dataclasses of fairseq and Hydra as default values of fields, within the block.
@@ -50,9 +38,6 @@ def allow_mutable_defaults() -> Iterator[None]:
     field common is not allowed". From Python 3.11 on, a default must be hashable, and a dataclass
     with __eq__ is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
     """
-    if sys.version_info < (3, 11):
-        yield
-        return
     original = dataclasses.dataclass
 
     def hashable(cls: Any) -> Any:
@@ -84,17 +69,21 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def add_numpy_compat() -> None:
-    """Add the `np.compat.long` of NumPy 1 to NumPy 2.
+# For ``--sample-break-mode eos``, which generation uses too: "AttributeError: module 'numpy' has no
+# attribute 'compat'".
+setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
 
-    The error: "AttributeError: module 'numpy' has no attribute 'compat'", with
-    ``--sample-break-mode eos``, which generation uses too.
-    """
-    if not hasattr(np, "compat"):
-        setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
+# For checkpoints of translation models: "UnpicklingError: ... Unsupported global: GLOBAL
+# argparse.Namespace", from torch 2.6 on.
+torch.serialization.add_safe_globals([argparse.Namespace])
 
-
-import_fairseq()
+try:
+    with allow_mutable_defaults():
+        importlib.import_module("fairseq")  # with all its models
+except ModuleNotFoundError as error:
+    here = error.name != "fairseq"
+    what = f"fairseq needs {error.name}: {command_for('fairseq')}" if here else INSTALL
+    raise ImportError(what) from error
 utils = importlib.import_module("fairseq.distributed.utils")
 models = importlib.import_module("fairseq.models.distributed_fairseq_model")
 
@@ -110,15 +99,6 @@ def broadcast_object(original: Any, *args: Any, **kwargs: Any) -> Any:
     load = functools.partial(torch.load, weights_only=False)
     with mock.patch.object(torch, "load", load):
         return original(*args, **kwargs)
-
-
-def allow_namespaces_in_checkpoints() -> None:
-    """Let torch load the argparse.Namespace in the checkpoint of a translation model.
-
-    The error, from torch 2.6 on: "UnpicklingError: ... Unsupported global: GLOBAL
-    argparse.Namespace".
-    """
-    torch.serialization.add_safe_globals([argparse.Namespace])
 
 
 @wrap(models, "DistributedDataParallel")
@@ -167,7 +147,3 @@ def _launch(cfg: Any) -> None:
             f"no GPU here; write torchrun --nproc-per-node {count} --no-python before the command, "
             "and add --cpu --distributed-backend gloo"
         )
-
-
-add_numpy_compat()
-allow_namespaces_in_checkpoints()

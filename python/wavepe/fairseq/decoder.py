@@ -18,10 +18,6 @@ from ..encodings import Encoding, encoding  # isort: skip
 from .attention import CAUSAL_SHAPE, CausalSelfAttention  # isort: skip
 from .positions import AbsolutePositions, DecoderPositions  # isort: skip
 
-# No encoding has a longest position, so fairseq must not drop long samples.
-MAX_POSITIONS = 1_000_000
-
-
 # Shorthand -> the encoding and the option that it sets.
 SHORTHANDS = {
     "rope_theta": ("rope", "theta"),
@@ -134,8 +130,8 @@ class Decoder(TransformerDecoder):
         return tensor.new_empty(CAUSAL_SHAPE)
 
     def max_positions(self) -> int:
-        """Return a length that no sample exceeds; ``--max-target-positions`` does not apply."""
-        return MAX_POSITIONS
+        """Return a length that no sample exceeds, because fairseq drops longer ones."""
+        return 1_000_000
 
 
 def language_model_decoder(args: Any, *rest: Any, **options: Any) -> TransformerDecoder:

@@ -61,11 +61,6 @@ class LayerEncodings:
         named = [self.everywhere] if self.everywhere is not None else self.ranges.values()
         return list({str(encoding): encoding for encoding in named}.values())
 
-    @property
-    def names_layers(self) -> bool:
-        """Return whether layers are named, so that their number and order matter."""
-        return self.everywhere is None or any(self.everywhere.layers)
-
     def stored(self) -> StoredSpec:
         """Return the specs in the form that configurations store."""
         if self.everywhere is not None:

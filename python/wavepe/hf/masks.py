@@ -122,14 +122,6 @@ def key_mask(padding: Tensor, first: int, keys: int, check_values: bool) -> Tens
     return padding[:, None, None].to(KEY_MASK)
 
 
-def segment_mask(begins: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the mask of packed sequences: the number of each token's sequence, 0 for padding."""
-    numbers = begins.long().cumsum(-1) + 1
-    if padding is not None:
-        numbers = numbers * padding.bool()
-    return numbers[:, None, None].to(SEGMENTS)
-
-
 def has_pairs(mask: Tensor | None) -> bool:
     """Return whether this is a mask of queries x keys."""
     return mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1)

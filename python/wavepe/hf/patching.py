@@ -267,10 +267,7 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
 def unpatch_llama() -> None:
     """End `patch_llama`: Llamas that are created from now on are stock models again.
 
-    Raises
-    ------
-    ValueError
-        `patch_llama` is not in force.
+    ValueError if `patch_llama` is not in force.
     """
     if not _replaced:
         raise ValueError("patch_llama is not in force: there is nothing to undo")

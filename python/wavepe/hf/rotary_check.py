@@ -180,7 +180,9 @@ class LiveCheck:
         """Raise ValueError if the model of the saved file would be another one."""
         if self.base.config is not config:
             return  # a copy, which may be changed
-        if self.layers != config.num_hidden_layers and LayerEncodings(self.spec).names_layers:
+        whole = LayerEncodings(self.spec).everywhere
+        names_layers = whole is None or any(whole.layers)  # their number and order matter
+        if self.layers != config.num_hidden_layers and names_layers:
             raise ValueError(
                 f"the position encoding {spec_text(self.spec)!r} names layers of {self.layers}, "
                 f"and num_hidden_layers is {config.num_hidden_layers} now: call "

@@ -234,8 +234,10 @@ def _pack(pass_: Pass, config: Any, begins: Tensor, read: bool) -> None:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
         pass_.kwargs["use_cache"] = False
     if read or cache is None:  # unread, a row of one sequence gets a mask, too
-        padding = None if pass_.mask is None else pass_.mask[:, : begins.shape[1]]
-        pass_.set_mask(masks.segment_mask(begins, padding))
+        numbers = begins.long().cumsum(-1) + 1  # of each token's sequence, 0 for padding
+        if pass_.mask is not None:
+            numbers = numbers * pass_.mask[:, : begins.shape[1]].bool()
+        pass_.set_mask(numbers[:, None, None].to(masks.SEGMENTS))
         pass_.packed = True
 
 

@@ -164,15 +164,10 @@ def _appended(storage: Tensor, length: int, new: Tensor) -> tuple[Tensor, Tensor
         storage = torch.cat([storage[:, :, :length], new], dim=2)
     else:
         if storage.shape[2] < stop or storage.is_inference():
-            storage = _grown(storage, length, stop)
+            old, capacity = storage, max(stop, 2 * storage.shape[2], _FIRST_CAPACITY)
+            # Outside inference mode, because an inference tensor could not be written to later.
+            with torch.inference_mode(False), torch.no_grad():
+                storage = old.new_empty((*old.shape[:2], capacity, old.shape[3]))
+            storage[:, :, :length].copy_(old[:, :, :length])
         storage[:, :, length:stop].copy_(new)
     return storage, storage[:, :, :stop]
-
-
-def _grown(storage: Tensor, length: int, needed: int) -> Tensor:
-    capacity = max(needed, 2 * storage.shape[2], _FIRST_CAPACITY)
-    # Outside inference mode, because an inference tensor could not be written to later.
-    with torch.inference_mode(False), torch.no_grad():
-        grown = storage.new_empty((*storage.shape[:2], capacity, storage.shape[3]))
-    grown[:, :, :length].copy_(storage[:, :, :length])
-    return grown

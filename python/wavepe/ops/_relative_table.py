@@ -259,14 +259,10 @@ class RelativeTable:
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"a RelativeTable is immutable; {name} cannot be set")
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a RelativeTable is immutable; {name} cannot be deleted")
-
-    def __copy__(self) -> RelativeTable:
+    def __deepcopy__(self, memo: Any = None) -> RelativeTable:
         return self
 
-    def __deepcopy__(self, memo: dict) -> RelativeTable:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple:
         return RelativeTable, (self._p, self.first, self.beyond)

@@ -67,25 +67,28 @@ class AbsoluteVectors:
             rows = positions.cpu().numpy()
             vectors_of_rows = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
             return _to_torch(np.stack(vectors_of_rows), positions.device)
-        arguments = (positions, self.dim, below, *self._lengths(self.length))
-        if torch.compiler.is_compiling():
-            op = torch.ops.wavepe.absolute_vectors.default
-            return traced(op, _standard_vectors)(self._name, *arguments)
-        return _vectors(self.encoding, *arguments)
+        return self._computed(positions, 0, below, self.length, positions.device)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Return the vectors (1, stop - start, dim), float32, of the last of `stop` tokens."""
         refuse_trace(self.encoding)
-        lengths = self._lengths(self.length or max(stop, 1))
-        arguments = (start, stop, self.dim, *lengths, device)
-        if torch.compiler.is_compiling():
-            op = torch.ops.wavepe.absolute_range.default
-            return traced(op, _standard_range)(self._name, *arguments)
-        return _range(self.encoding, *arguments)
+        return self._computed(None, start, stop, self.length or max(stop, 1), device)
 
-    def _lengths(self, length: int | None) -> tuple[int | None, int | None]:
-        """Return the lengths of the sequence and of training; None if they do not matter."""
-        return (length, self.trained_length) if self._depends_on_length else (None, None)
+    def _computed(
+        self,
+        positions: Tensor | None,
+        start: int,
+        stop: int | None,
+        length: int | None,
+        device: torch.device,
+    ) -> Tensor:
+        """Return the vectors of `positions`, which are below `stop`; None is start..stop-1."""
+        lengths = (length, self.trained_length) if self._depends_on_length else (None, None)
+        arguments = (positions, start, stop, self.dim, *lengths, device)
+        if torch.compiler.is_compiling():
+            op = torch.ops.wavepe.absolute_vectors.default
+            return traced(op, _standard_vectors)(self._name, *arguments)
+        return _vectors(self.encoding, *arguments)
 
     def _of_row(self, positions: np.ndarray, length: int) -> np.ndarray:
         return self.encoding.absolute(
@@ -94,32 +97,28 @@ class AbsoluteVectors:
 
 
 def _vectors(
-    encoding: Encoding, positions: Tensor, dim: int, below: int | None, *lengths: int | None
+    encoding: Encoding, positions: Tensor | None, start: int, stop: Any, *sizes: Any
 ) -> Tensor:
-    """Return the vectors (..., dim); `lengths` are those of `AbsoluteVectors._lengths`."""
+    """Return the vectors (..., dim) of `AbsoluteVectors._computed`, kept where others need them."""
+    dim, length, trained_length, device = sizes
+    if positions is None:
+        if length is None and stop <= LARGEST_TABLE:
+            return _first_rows(stop, encoding, dim, device)[None, start:stop]
+        # Vectors that follow the length are kept for whole sequences only. Each step of a
+        # generation has another length.
+        rows = (encoding, start, stop, *sizes)
+        return _rows(*rows) if start else build_once(_rows, *rows)
     device = positions.device
     if positions.numel() == 0:
         return torch.empty((*positions.shape, dim), device=device)
-    lowest, count = 0, below
+    lowest, count = 0, stop
     if count is None:
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         count = highest + 1
-    if lowest < 0 or count > LARGEST_TABLE or lengths[0] is not None:
-        length, trained_length = lengths
+    if lowest < 0 or count > LARGEST_TABLE or length is not None:
         options = {"length": length, "trained_length": trained_length}
         return _to_torch(encoding.absolute(positions.cpu().numpy(), dim, **options), device)
     return _first_rows(count, encoding, dim, device)[positions]
-
-
-def _range(encoding: Encoding, start: int, stop: int, *sizes: Any) -> Tensor:
-    """Return `_rows` of these arguments, kept where other calls will need the same."""
-    dim, length, _, device = sizes
-    if length is None and stop <= LARGEST_TABLE:
-        return _first_rows(stop, encoding, dim, device)[None, start:stop]
-    # Vectors that follow the length are kept for whole sequences only. Each step of a generation
-    # has another length.
-    rows = (encoding, start, stop, *sizes)
-    return _rows(*rows) if start else build_once(_rows, *rows)
 
 
 def _rows(
@@ -151,53 +150,36 @@ def _to_torch(array: np.ndarray, device: torch.device) -> Tensor:
 @torch.library.custom_op(
     "wavepe::absolute_vectors",
     mutates_args=(),
-    schema="(str name, Tensor positions, SymInt dim, SymInt? below, SymInt? length, "
-    "SymInt? trained_length) -> Tensor",
+    schema="(str name, Tensor? positions, SymInt start, SymInt? stop, SymInt dim, SymInt? length, "
+    "SymInt? trained_length, Device device) -> Tensor",
 )
-def _absolute_vectors(name: str, *arguments: Any) -> Tensor:
-    return _vectors(encoding_named(name), *arguments)
+def _absolute_vectors(name: str, positions: Tensor | None, *arguments: Any) -> Tensor:
+    vectors = _vectors(encoding_named(name), positions, *arguments)
+    return vectors.clone() if positions is None else vectors  # a compiler may write to the result
 
 
 @_absolute_vectors.register_fake
-def _(name: str, positions: Tensor, dim: int, *_: int | None) -> Tensor:
-    return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
-
-
-@torch.library.custom_op(
-    "wavepe::absolute_range",
-    mutates_args=(),
-    schema="(str name, SymInt start, SymInt stop, SymInt dim, SymInt? length, "
-    "SymInt? trained_length, Device device) -> Tensor",
-)
-def _absolute_range(name: str, *arguments: Any) -> Tensor:
-    return _range(encoding_named(name), *arguments).clone()  # a compiler may write to the result
-
-
-@_absolute_range.register_fake
-def _(name: str, start: int, stop: int, dim: int, *lengths: Any) -> Tensor:
+def _(
+    name: str, positions: Tensor | None, start: int, stop: Any, dim: int, *lengths: Any
+) -> Tensor:
+    if positions is not None:
+        return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
     return torch.empty((1, stop - start, dim), dtype=torch.float32, device=lengths[-1])
 
 
-def _constant(name: str, count: int, *sizes: Any) -> Tensor:
-    return build_once(_rows, encoding_named(name), 0, count, *sizes)[0]
-
-
 def _standard_vectors(
-    name: str, positions: Tensor, dim: int, below: int | None, *lengths: int | None
+    name: str, positions: Tensor | None, start: int, stop: Any, *sizes: Any
 ) -> Tensor:
-    most = rows_for(below, f"the vectors of {name!r}")
-    # A negative index would take a row from the end. One beyond the end is an error.
-    place = torch.where(positions < 0, most, positions).flatten()
-    rows = _constant(name, most, dim, *lengths, positions.device)
-    return rows.index_select(0, place).unflatten(0, positions.shape)
-
-
-def _standard_range(name: str, start: int, stop: int, dim: int, *sizes: Any) -> Tensor:
-    length = sizes[0]
+    _, length, _, device = sizes
     check(
         length is None or isinstance(length, int),
         f"the vectors of {name!r} depend on the length, so a program of standard operators cannot "
         f"hold those of every length: {FIX_LENGTH}",
     )
-    rows = _constant(name, rows_for(stop, f"the vectors of {name!r}"), dim, *sizes)
-    return rows.index_select(0, torch.arange(start, stop, device=rows.device))[None]
+    most = rows_for(stop, f"the vectors of {name!r}")
+    rows = build_once(_rows, encoding_named(name), 0, most, *sizes)[0]
+    if positions is None:
+        return rows.index_select(0, torch.arange(start, stop, device=device))[None]
+    # A negative index would take a row from the end. One beyond the end is an error.
+    place = torch.where(positions < 0, most, positions).flatten()
+    return rows.index_select(0, place).unflatten(0, positions.shape)

@@ -173,15 +173,11 @@ class Chunk:
         """Return the chunk's heads of x; all of x if it has fewer than `dims` axes, so no heads."""
         return x if x is None or x.dim() < dims else x[self.head_slice]
 
-    def of_batches(self, x: Any) -> Any:
-        """Return the chunk's batches of x; all of x if all batches use it."""
-        return x if x is None or x.dim() == 0 or x.shape[0] == 1 else x[self.batch_slice]
-
     # ---- the kernels' arguments
 
     def _hidden(self, call: Arguments) -> Hidden:
         key_mask, segments, offset, mask = (
-            unit_stride(self.of_batches(x))
+            unit_stride(x if x is None or x.dim() == 0 or x.shape[0] == 1 else x[self.batch_slice])
             for x in (call.key_mask, call.segments, call.offset, call.mask)
         )
         if mask is not None:
