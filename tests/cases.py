@@ -272,21 +272,28 @@ def compiled_once(backend):
     return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1
 
 
-def every_second(values, turn):
-    """Parameters of a test; without --all every second one alone, from number `turn` on.
+def every(step, values, turn=0):
+    """Parameters of a test; without --all every `step`-th one alone, from number `turn` on. A tuple
+    has the values of several parameters.
 
     Tests of one file have other turns, so that each value is in some of them.
     """
-    marks = (() if number % 2 == turn else pytest.mark.slow for number in range(len(values)))
-    return [pytest.param(value, marks=mark) for value, mark in zip(values, marks, strict=True)]
-
-
-def by_turns(options, values):
-    """Parameters: each option with one of the values, by turns; with the others for --all."""
     return [
-        pytest.param(option, value, marks=() if (i - j) % len(values) == 0 else pytest.mark.slow)
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if (number - turn) % step == 0 else pytest.mark.slow,
+        )
+        for number, value in enumerate(values)
+    ]
+
+
+def by_turns(options, values, step=None):
+    """Parameters: each option with one of the values, by turns, or with every `step`-th one; with
+    the others for --all."""
+    return [
+        each
         for i, option in enumerate(options)
-        for j, value in enumerate(values)
+        for each in every(step or len(values), [(option, value) for value in values], i)
     ]
 
 

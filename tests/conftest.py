@@ -130,10 +130,11 @@ def beyond_pairs(items):
 
     The test-only variant need not be shown with each of the other values.
     """
-    shown = {}
+    shown, texts = {}, {}  # values are shared, and the text of a tensor is slow
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        values = [(name, repr(given[name])) for name in sorted(given)]
+        texts |= {id(value): repr(value) for value in given.values() if id(value) not in texts}
+        values = [(name, texts[id(given[name])]) for name in sorted(given)]
         rare = {("variant", repr(TEST_ONLY))} & set(values)
         pairs = itertools.combinations(values, 2)
         shown[item] = {p for p in pairs if rare.isdisjoint(p)} | rare or set(values)

@@ -7,6 +7,7 @@ arXiv 2108.12409;
 [V] Vaswani et al., arXiv 1706.03762.
 """
 
+import functools
 import math
 
 import mpmath
@@ -216,13 +217,24 @@ def rope_table(positions, inv_freq, attention_factor=1.0, sections=None):
     inv_freq = np.asarray(inv_freq, np.float64)
     places = pair_positions(positions, len(inv_freq), sections)
     cos, sin = np.empty(places.shape), np.empty(places.shape)
-    with mpmath.workprec(PRECISION):
-        factor = mpmath.mpf(float(attention_factor))
-        for index in np.ndindex(places.shape):
-            angle = mpmath.mpf(int(places[index])) * mpmath.mpf(float(inv_freq[index[-1]]))
-            c, s = mpmath.cos_sin(angle)
-            cos[index], sin[index] = float(c * factor), float(s * factor)
+    factor = float(attention_factor)
+    for index in np.ndindex(places.shape):
+        cos[index], sin[index] = turn(int(places[index]), float(inv_freq[index[-1]]), factor)
     return cos, sin
+
+
+@functools.lru_cache(1 << 16)
+def turn(position, frequency, factor=1.0):
+    """Return cos and sin times the factor of an angle of float64 frequency, or of (theta, 2i, d).
+
+    Most tests ask for the same small positions, and mpmath is slow.
+    """
+    with mpmath.workprec(PRECISION):
+        if isinstance(frequency, tuple):
+            theta, twice, dim = frequency
+            frequency = mpmath.power(theta, -mpmath.mpf(twice) / dim)
+        c, s = mpmath.cos_sin(position * mpmath.mpf(frequency))
+        return float(c * mpmath.mpf(factor)), float(s * mpmath.mpf(factor))
 
 
 def rope_table_hf(positions, inv_freq, attention_factor=1.0, sections=None):
@@ -289,10 +301,8 @@ def sinusoidal(positions, dim, theta=10000.0):
     """[V] 3.5: PE[m, 2i] = sin(m w_i), PE[m, 2i + 1] = cos(m w_i), w_i = theta^(-2i/d)."""
     positions = np.asarray(positions)
     out = np.empty((*positions.shape, dim))
-    with mpmath.workprec(PRECISION):
-        for i in range(dim // 2):
-            w = mpmath.power(theta, -mpmath.mpf(2 * i) / dim)
-            for index in np.ndindex(positions.shape):
-                c, s = mpmath.cos_sin(int(positions[index]) * w)
-                out[(*index, 2 * i)], out[(*index, 2 * i + 1)] = float(s), float(c)
+    for index in np.ndindex(positions.shape):
+        for i in range(0, dim // 2 * 2, 2):
+            cos, sin = turn(int(positions[index]), (theta, i, dim))
+            out[(*index, i)], out[(*index, i + 1)] = sin, cos
     return out

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import wavepe
-from cases import every_second
+from cases import every
 from encoding_cases import ASKED, KINDS, LEARNED, combinations, name_of
 
 encoding = wavepe.encoding
@@ -246,7 +246,7 @@ def test_the_formula(spec):
         assert_exact(module(x, **args), module, x, **args)
 
 
-@pytest.mark.parametrize("spec", every_second([*PAIRS, *TRIPLES], 0))
+@pytest.mark.parametrize("spec", every(2, [*PAIRS, *TRIPLES]))
 def test_a_cache_gives_the_same(spec):
     module, x = made(spec), tokens()
     whole, cache = module(x), KVCache()
@@ -255,7 +255,7 @@ def test_a_cache_gives_the_same(spec):
     assert (torch.cat(steps, 1) - whole).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("spec", ["alibi", "rope", *LEARNED, ASKED, *every_second(PAIRS, 1)])
+@pytest.mark.parametrize("spec", ["alibi", "rope", *LEARNED, ASKED, *every(2, PAIRS, 1)])
 def test_gradients(spec):
     """Check those of the queries and of what is learned, by differences; each kind alone, too."""
     attention = made(spec, heads=2, kv_heads=1)
@@ -272,7 +272,7 @@ def test_gradients(spec):
     )
 
 
-@pytest.mark.parametrize("spec", PAIRS[::30])
+@pytest.mark.parametrize("spec", every(2, PAIRS[::30]))
 def test_compiled(spec):
     """Forward and backward in one graph, for two lengths."""
     torch.compiler.reset()

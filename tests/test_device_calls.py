@@ -13,6 +13,7 @@ import pytest
 import torch
 import wavepe.hf
 import wavepe.nn
+from cases import every
 from encoding_cases import ENCODINGS, FOLLOW_LENGTH, HEAD, INTERLEAVED, SCALED
 from hf_families import FAMILIES, build
 from traffic import DEVICE, Traffic, tensors
@@ -147,10 +148,7 @@ def test_on_a_gpu_nothing_waits(spec):
 
 # Experts are picked by numbers of tokens that transformers reads.
 DENSE = [name for name in FAMILIES if "moe" not in name and name not in ("mixtral", "gpt_oss")]
-each_family = pytest.mark.parametrize(
-    "family",
-    [pytest.param(x, marks=pytest.mark.slow if i % 4 else ()) for i, x in enumerate(DENSE)],
-)
+each_family = pytest.mark.parametrize("family", every(4, DENSE))
 
 
 @each_family

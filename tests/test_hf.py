@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import wavepe.hf
-from cases import by_turns, every_second, forget_registrations
+from cases import by_turns, every, forget_registrations
 from encoding_cases import (
     ASKED,
     COMBINED,
@@ -97,7 +97,7 @@ def test_training_takes_theta_and_inference_the_other(theta):
     assert not close(logits(model, row)[0], trained)
 
 
-@pytest.mark.parametrize("spec", every_second(EACH, 0))
+@pytest.mark.parametrize("spec", every(2, EACH))
 def test_float64_and_bfloat16(spec):
     """bfloat16 is as good as in the stock model. What is learned stays in float32."""
     model, ids = patched(spec).double(), tokens(4, LENGTH)
@@ -138,7 +138,7 @@ def test_scores_of_bfloat16_are_added_up_in_float32():
     assert (got.double() - wanted).abs().max() <= 2 * 2.0**-9 * v.abs().max()
 
 
-@pytest.mark.parametrize("spec", every_second(EACH, 1))
+@pytest.mark.parametrize("spec", every(2, EACH, 1))
 def test_weights_and_what_a_later_token_changes(spec):
     model, ids = patched(spec), tokens(1, 2 * LENGTH)
     output = model(ids, output_attentions=True, output_hidden_states=True)
@@ -155,7 +155,7 @@ def test_weights_and_what_a_later_token_changes(spec):
 
 # --------------------------------------------------------------- padding and positions
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("spec", every_second(EACH, 0))
+@pytest.mark.parametrize("spec", every(2, EACH))
 def test_a_ragged_batch_equals_its_rows(spec, side):
     model, ids = patched(spec), tokens(3, 12)
     mask = torch.ones_like(ids)
@@ -296,7 +296,7 @@ def test_a_table_made_in_inference_mode_serves_training():
 
 # --------------------------------------------------------------- caches
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("spec", ["integer", *every_second(CACHED, 1)])
+@pytest.mark.parametrize("spec", ["integer", *every(2, CACHED, 1)])
 def test_a_sequence_in_pieces(spec, cache):
     """Padded too, without position_ids: absolute encodings find them over cache and input."""
     model, ids = patched(spec), tokens(2, 12)
@@ -333,13 +333,7 @@ GENERATED += [(way, spec) for way in ("static", "beams", "chunks") for spec in E
 GENERATED += [("static", spec) for spec in CACHED[-3:]]
 
 
-@pytest.mark.parametrize(
-    ("way", "spec"),
-    [
-        pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slow)
-        for number, case in enumerate(GENERATED)
-    ],
-)
+@pytest.mark.parametrize(("way", "spec"), every(3, GENERATED))
 def test_generation_with_and_without_a_cache(way, spec):
     model, ids, how = patched(spec), tokens(2, 9), WAYS[way]
     mask = torch.ones_like(ids)
@@ -372,7 +366,7 @@ def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise
 
 # --------------------------------------------------------------- training and tools
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("spec", every_second(EACH, 0))
+@pytest.mark.parametrize("spec", every(2, EACH))
 def test_gradient_checkpointing(spec, reentrant):
     model, ids = patched(spec).train(), tokens(2, LENGTH)
     wanted = gradients(model, ids)

@@ -137,7 +137,7 @@ def test_its_options_are_those_of_inkling_2(monkeypatch):
             assert close(x.grad, exact[name if name in exact else x], 1e-10)
 
 
-@pytest.mark.parametrize(("spec", "stock"), by_turns(OTHERS, [*UNROTATED]), indirect=["stock"])
+@pytest.mark.parametrize(("spec", "stock"), by_turns(OTHERS, [*UNROTATED], 4), indirect=["stock"])
 def test_other_encodings(stock, spec, tmp_path):
     before = whole(stock)
     stirred(wavepe.hf.patch(stock, spec))

@@ -10,6 +10,7 @@ import oracle_rope
 import pytest
 import torch
 import wavepe
+from cases import by_turns
 from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
 from nn_cases import RELATIVE, ROTARY, SPECS, assert_exact, exact, made, tokens
 from wavepe import ops
@@ -73,14 +74,7 @@ SITUATIONS = {  # name: options of the module, number of tokens, options of the 
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    ("spec", "situation"),
-    [
-        pytest.param(spec, name, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
-        for i, spec in enumerate(SPECS)
-        for j, name in enumerate(SITUATIONS)
-    ],
-)
+@pytest.mark.parametrize(("spec", "situation"), by_turns(SPECS, SITUATIONS, 4))
 def test_the_formula(spec, situation, causal):
     """Check SelfAttention; Attention is the same without projections, to the bit."""
     if spec == "fox" and not causal:

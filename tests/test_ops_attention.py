@@ -119,12 +119,12 @@ LARGE_OPTIONS = (
     *("mask of rows", "everything", "window, future too", "edge far above"),
     *("narrow table", "narrow table, both sides, edge", "sinks, segments, dropout"),
 )
-SLOW = ("mask of rows", "everything")
+LONG = {(option, shape) for option in ("mask of rows", "everything") for shape in LARGE[4:]}
 
 
 @pytest.mark.parametrize(
     ("option", "shape"),
-    [(o, shape) for o in LARGE_OPTIONS for shape in (LARGE[:4] if o in SLOW else LARGE)],
+    [each for each in by_turns(LARGE_OPTIONS, LARGE, 2) if each.values not in LONG],
 )
 def test_more_than_one_block(variant, option, shape):
     grid(attention, option, [shape])

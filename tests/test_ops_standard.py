@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import OPTIONS, Shape, soon
 from attention_cases import draw as draw_attention
-from cases import by_turns, every_second, generator
+from cases import by_turns, every, generator
 from op_cases import F32, F64, OPERATORS, tensors_of
 from processes import forked, output
 from wavepe import ops
@@ -17,7 +17,9 @@ SOON = ("plain", "everything", "dropout, table", "edge from 2, per head", "bias,
 
 
 def words(value):
-    return f"{value[0].name}, {value[1]}" if isinstance(value, tuple) else str(value)
+    return (
+        f"{value[0].name}, {value[1]}" if isinstance(value, tuple) else getattr(value, "name", None)
+    )
 
 
 class Call(torch.nn.Module):
@@ -51,10 +53,9 @@ def test_every_operator(case, dtype):
     torch.testing.assert_close(got, want, **close, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", every_second(CASES, 0), ids=words)
-def test_another_device(case):
+@pytest.mark.parametrize(("op", "form"), every(4, CASES), ids=words)
+def test_another_device(op, form):
     """No constant of a program lies on the CPU: a GPU would refuse it, and so does meta."""
-    op, form = case
     given = op.draw(generator("standard", op.name, form), 6, F32, **op.forms[form])
     tensors = {name: x.to("meta") for name, x in tensors_of(given).items()}
     program = program_of(Call(op.function, given), tensors)
