@@ -21,6 +21,7 @@ from wavepe.experiments.comparison import new_model, plan_of
 from wavepe.experiments.presets import MODELS, PRESETS
 from wavepe.experiments.progress import Report
 from wavepe.experiments.settings import OPTIONS, Protocol, Row, Settings, chosen_settings, hints
+from wavepe.experiments.tables import print_table
 
 
 def settings(*words):
@@ -258,7 +259,7 @@ def runs_of(specs, lengths, seeds):
 def shown(runs, lengths):
     """Print the table, as `wavepe compare` does."""
     heads, rows = report.headings(lengths, 128), report.rows_of(runs, lengths)
-    compare.show(report.Section(report.title(128), heads, rows, "perplexity"))
+    print_table(report.title(128), "encoding", heads, rows)
 
 
 def printed(capsys, monkeypatch, width, runs, lengths):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -134,20 +135,21 @@ class Wavelet(Encoding):
         return ("u", "v") * self.biases + ("projection",) * self._projects
 
     def _check_scales(self) -> None:
-        if is_family(self.kind):
-            if self.min_scale != 1 or self.fixed_scale:
-                raise ValueError(
-                    f"wavelet kind={self.kind} has levels as scales and takes no min_scale or "
-                    "fixed_scale: give scales=s for the levels 1..s, or a list of levels"
-                )
-            levels = self.scales if isinstance(self.scales, tuple) else (1, self.scales)  # its ends
-            check_levels(f"wavelet scales of kind={self.kind}", np.array(levels, dtype=np.float64))
-        scales = self.scales if isinstance(self.scales, tuple) else min(self.scales, 1 << 12)
-        columns = len(scales) if isinstance(scales, tuple) else scales
-        try:
-            wavelet_grid(columns, scales, self.min_scale, fixed_scale=self.fixed_scale)
-        except ValueError as error:
-            raise ValueError(f"wavelet {error}") from None
+        scales: Any = self.scales
+        has_levels, listed = is_family(self.kind), isinstance(scales, tuple)
+        if (has_levels or listed) and (self.min_scale != 1 or self.fixed_scale):
+            got = f"kind={self.kind} has levels as scales" if has_levels else "these are a list"
+            raise ValueError(
+                f"wavelet min_scale and fixed_scale need a number of scales, but {got}"
+            )
+        if has_levels:
+            ends = scales if listed else (1, scales)
+            check_levels(f"wavelet scales of kind={self.kind}", np.array(ends, dtype=np.float64))
+        elif not (listed or self.fixed_scale) and math.frexp(self.min_scale)[1] + scales > 1025:
+            raise ValueError(
+                "wavelet scales: the largest, min_scale * 2^(scales-1), must be finite in float64; "
+                f"got scales={scales}, min_scale={self.min_scale}"
+            )
 
     def _unlearnable(self) -> str | None:
         """Return why the kind has no gradient in scale and shift; None if it has one."""
