@@ -59,7 +59,7 @@ OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 CELL = re.compile(r"<td\b.*?</td>", re.S)
 LONG = re.compile(r"<code>([^<>]{25,})</code>")
 PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
-VERDICT = re.compile(r"(<td[^>]*>\w+,) ([\d.]+</td>)")
+VERDICT = re.compile(r"(<td[^>]*>(?:<strong>)?\w+,) ([\d.]+<)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # Names in code and keys of sources become links, but not in the parts listed above.

@@ -191,6 +191,9 @@ def test_heatmap(capsys, place):
         assert got["window"] == windows[0, 1]
         assert f"Attention windows of {name.name}" in out
     assert (place / "map.png").read_bytes().startswith(b"\x89PNG")
+    words = names[1], "--length", 12, "--threshold", 0.1, "--data", place / "words.txt"
+    mean = f"mean of 2 layers, mean of 4 heads: {attention_window(weights.mean((0, 1)), 0.1)}\n"
+    assert f"map that is drawn, {mean}" in figures(capsys, place, "heatmap", *words)[1]
 
 
 def test_sweeps(capsys, place):

@@ -91,7 +91,7 @@ def test_every_encoding_starts_from_the_same_weights():
     settings = Settings(tuple(SPECS), (16,), 16, 1, 1, 1, 1, 2, 6, 1e-3, 1)
     first = new_model("none", 3, settings).state_dict()
     state = torch.random.get_rng_state()
-    for spec in SPECS:
+    for spec in (*SPECS, "transformer_xl", "wavelet:scales=3,biases=true+kerple"):
         other = new_model(spec, 3, settings).state_dict()
         assert all(torch.equal(first[key], other[key]) for key in first)
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -2,14 +2,17 @@
 
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import shutil
 import signal
+import statistics
 import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -18,7 +21,7 @@ import wavepe.hf
 from compare_cases import SPECS, figures, results, text, trained
 from faults import without_times
 from wavepe.cli import _parser
-from wavepe.experiments import CommandError, adapt, compare, comparison, executors
+from wavepe.experiments import CommandError, Results, adapt, compare, comparison, executors
 from wavepe.experiments.presets import DEFAULTS, MODELS
 from wavepe.training.loop import Stopped
 
@@ -43,6 +46,74 @@ def test_a_call_gives_the_figures_of_the_command(tmp_path, capfd):
     assert f"{expected['rope']['32']:.2f}" in str(found)
     again = compare(["none", "rope"], out=tmp_path / "out", **TINY)  # nothing is trained
     assert again.table() == found.table()
+    assert str(Results.load(tmp_path / "out")) == str(found)
+
+
+def planted(folder, **figures):
+    """Write results that have these figures at both lengths, by encoding and seed; load them."""
+    content = results(trained())
+    content["runs"] = [
+        {"encoding": name, "seed": seed, "perplexity": dict.fromkeys(("16", "32"), value)}
+        for name, by_seed in figures.items() for seed, value in by_seed.items()
+    ]  # fmt: skip
+    content["environment"]["settings"]["seeds"] = len(figures["rope"])
+    (folder / "results.json").write_text(json.dumps(content))
+    return Results.load(folder)
+
+
+# Student's t with n - 1 degrees of freedom, which 2.5 % of cases exceed, from a printed table
+@pytest.mark.parametrize(("n", "t"), [(3, 4.303), (5, 2.776), (10, 2.262), (30, 2.045)])
+def test_an_interval_over_seeds(tmp_path, n, t):
+    """Seeds are paired by number, and not by order; ratios are averaged as logarithms."""
+    logs = [0.01 * (7 * seed % 10) - 0.1 for seed in range(n)]
+    base = {seed: 3.0 + seed for seed in range(n)}
+    better = {seed: base[seed] * math.exp(logs[seed]) for seed in reversed(base)}
+    loaded = planted(tmp_path, rope=base, alibi=better)
+    row, swapped = (loaded.paired(*names)[1] for names in (("alibi", "rope"), ("rope", "alibi")))
+    half, mean = t * statistics.stdev(logs) / math.sqrt(n), statistics.fmean(logs)
+    expected = pytest.approx([math.exp(mean + x) for x in (-half, 0, half)], rel=1e-5)
+    assert [row[x] for x in ("low", "mean", "high")] == expected
+    assert [1 / swapped[x] for x in ("high", "mean", "low")] == expected
+    assert row["by_seed"] == pytest.approx(dict(enumerate(map(math.exp, logs))))
+
+
+def test_few_or_different_seeds_have_no_interval(tmp_path):
+    for seeds, many in (({4: 4.0}, "1 seed"), ({4: 4.0, 5: 16.0}, "2 seeds")):
+        loaded = planted(tmp_path, rope=seeds, alibi=dict.fromkeys(seeds, 2.0))
+        row, _ = loaded.paired("rope", "alibi")
+        assert (row["low"], row["high"], row["seeds"]) == (None, None, len(seeds))
+        assert row["mean"] == pytest.approx(2.0 ** len(seeds))
+        assert f"{many}: too few for an interval" in str(loaded)
+    loaded = planted(tmp_path, rope=seeds, alibi={4: 1.0, 6: 1.0})
+    for of, wrong in (("perplexity", "alibi has .4, 6."), ("accuracy", "`of` .*perplexity")):
+        with pytest.raises(ValueError, match=wrong):
+            loaded.paired("rope", "alibi", of)
+
+
+def test_the_table_of_pairs_in_markdown_and_latex(tmp_path):
+    shown = planted(tmp_path, a_b=dict.fromkeys(range(3), 2.0), rope=dict.fromkeys(range(3), 1.0))
+    title, cell = "rope, mean and 95 % interval of 3 seeds\n", "2.000 [2.000, 2.000]"
+    assert f"## Perplexity divided by that of {title}\n| encoding | 16 (1x) |" in str(shown)
+    assert str(shown).endswith(f"|\n| `a_b` | {cell} | {cell} |\n")
+    before, latex = shown.to_latex().split(f"\n% Perplexity divided by that of {title}")
+    rows = rf"encoding & 16 (1x) & 32 (2x) \\|\midrule|\texttt{{a\_b}} & {cell} & {cell} \\"
+    rows = rf"\begin{{tabular}}{{lrr}}|\toprule|{rows}|\bottomrule|\end{{tabular}}|"
+    assert latex == rows.replace("|", "\n")
+    assert r"\texttt{rope} & \textbf{1.00 $\pm$ 0.00} & \textbf{1.00 $\pm$ 0.00} \\" in before
+
+
+def test_what_is_loaded_are_whole_results(tmp_path):
+    kept, path = Path(__file__).parents[1] / "benchmarks/results", tmp_path / "results.json"
+    row = Results.load(kept / "compare/tasks-keys.json").paired("kerple", "alibi", "accuracy")[-1]
+    assert row["low"] < row["mean"] == pytest.approx(statistics.fmean(row["by_seed"].values()))
+    texts = ["[1", "[]", *((kept / x).read_text() for x in ("adapt-128.json", "hf-models.json"))]
+    runs = results(trained())["runs"]
+    for wrong in ({"16": 1.5}, {"16": 1.5, "32": math.nan}, {"16": 1.5, "32": "1.5"}):
+        texts.append(json.dumps({**results(trained()), "runs": [{**runs[0], "perplexity": wrong}]}))
+    for written in (*texts, json.dumps({**results(trained()), "runs": [*runs, runs[0]]})):
+        path.write_text(written)
+        with pytest.raises(ValueError, match=f"^{path} holds no results of compare"):
+            Results.load(tmp_path)
 
 
 def test_wrong_arguments_name_the_argument(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ WRITERS = (
     "adapt",
     "estimate",
     "reproduce",
+    "cite",
     "images",
     "fairseq",
     "speed",

@@ -15,7 +15,8 @@ from benchmarks import score_parts
 from benchmarks.command import PICTURES
 from benchmarks.compare_kept import KEPT
 
-from .claims import BEST, LEARNED, claims
+from . import claims
+from .claims import BEST, LEARNED
 from .runs import comparison, made_with
 
 PAGE = Path("docs", "results", "index.md")
@@ -47,7 +48,7 @@ COMBINED = (
 
 def blocks(root: Path) -> dict[str, str]:
     return {
-        "claims": claims(root),
+        "claims": claims.questions(root),
         "wavelet": tables(root, "wavelet"),
         "combinations": tables(root, "combinations"),
         "larger": tables(root, "larger-prose"),
@@ -73,6 +74,7 @@ def tables(root: Path, *names: str, most: int | None = None) -> str:
 
 def draw(root: Path) -> None:
     """Draw the pictures of README and the page."""
+    claims.draw(root)
     for name, rows in (("wavelet", HEADLINE), ("combinations", COMBINED)):
         results = comparison(root, name)
         perplexity_by_length(

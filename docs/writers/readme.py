@@ -6,8 +6,10 @@ import statistics
 from pathlib import Path
 
 from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure
+from wavepe.experiments import Results
 
 from benchmarks.command import PICTURES, RESULTS, table
+from benchmarks.compare_kept import KEPT
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import deciding, largest
@@ -88,7 +90,8 @@ def found(root: Path) -> str:
         f"{_percent(chains(YARN, 8))} against {_percent(chains(BEST, 8))} at 8 times the length "
         "([all tasks](docs/results/index.md#tasks)).",
         f"**Perplexity** of such models at 16 times the length is {small(BEST, 16)} with these "
-        f"wavelets, {small('transformer_xl', 16)} with Transformer-XL, {small('kerple', 16)} with "
+        f"wavelets, {small('transformer_xl', 16)} with Transformer-XL{alike(root)}, "
+        f"{small('kerple', 16)} with "
         f"KERPLE, and {small(YARN, 16)} with YaRN. On more text the wavelets have "
         f"{combined(BEST, 16)}, Transformer-XL with KERPLE "
         f"{combined('transformer_xl+kerple', 16)}, "
@@ -111,6 +114,12 @@ def found(root: Path) -> str:
         f"**Speed on a GPU.** {gpu_speed(root)}",
     )
     return "\n".join(wrapped(f"- {fact}", "  ", WIDTH) for fact in facts)
+
+
+def alike(root: Path) -> str:
+    """Return a remark if the best wavelets may be no better than Transformer-XL at 16 times."""
+    row = Results.load(root / KEPT / "wavelet.json").paired(BEST, "transformer_xl")[-1]
+    return " (a difference that may be chance)" if row["low"] <= 1 <= row["high"] else ""
 
 
 def _percent(share: str) -> str:

@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         environment = record.pop("environment")
         records.append(record)
         name = fold(loaded.name, _TITLE_WIDTH)
-        titles.append("\n".join([*name, record["shown"], f"window {record['window']}"]))
+        titles.append(
+            "\n".join([*name, record["shown"], f"window of this map: {record['window']}"])
+        )
     figures = {"threshold": args.threshold, "models": records, "environment": environment}
     maps = [record["map"] for record in records]
     measuring.write(args, figures, partial(plots.attention_maps, maps, titles=titles))
@@ -62,13 +64,13 @@ def _measured(loaded: Model, args: argparse.Namespace) -> dict[str, Any]:
     parts = zip(("layer", "head"), (args.layer, args.head), weights.shape[:2], strict=True)
     shown = ", ".join(f"mean of {n} {x}s" if i is None else f"{x} {i}" for x, i, n in parts)
     print_table(
-        f"Attention windows of {loaded.name}: how many tokens a head looks back (mean weight at "
-        f"least {args.threshold:g}), on {text.description}",
+        f"Attention windows of {loaded.name}: how many tokens a head looks back (mean weight of "
+        f"its queries at least {args.threshold:g}), in one text, {text.description}",
         "layer", [f"head {head}" for head in heads],
         [(str(layer), [str(windows[layer, head]) for head in heads]) for layer in layers],
     )  # fmt: skip
     if len(layers) * len(heads) > 1:
-        print(f"{shown}: {window}\n")
+        print(f"Window of the map that is drawn, {shown}: {window}\n")
     return {
         **loaded.facts(text.description), "length": len(text.ids), "shown": shown,
         "windows": windows, "window": window, "map": panel,

@@ -6,6 +6,7 @@ model in a folder. Both need torch, transformers and rich; `compare` needs matpl
 
 from ..common.errors import CommandError
 from .adaptation import Adaptation, adapt
-from .run import Results, compare
+from .report import Results
+from .run import compare
 
 __all__ = ["Adaptation", "CommandError", "Results", "adapt", "compare"]

@@ -52,12 +52,8 @@ class Adaptation:
 
     def table(self) -> list[dict[Any, Any]]:
         """Return a row for each state of the model: "model", and for each length the perplexity."""
-        return [{"model": name, **cells} for name, cells in self._figures]
-
-    @property
-    def _figures(self) -> list[tuple[str, dict[int, float]]]:
-        figures = self.adapted.perplexity
-        return [(text, figures[name]) for name, text in self._labels.items() if name in figures]
+        figures, labels = self.adapted.perplexity, self._labels.items()
+        return [{"model": text, **figures[name]} for name, text in labels if name in figures]
 
     def to_json(self) -> str:
         """Return encoding, recipe, perplexities, settings and seconds as JSON."""
@@ -68,7 +64,8 @@ class Adaptation:
         need_matplotlib("plot")
         from ..analysis.plots import perplexity_by_length
 
-        runs = [{"encoding": name, "seed": 0, "perplexity": x} for name, x in self._figures]
+        rows = self.table()
+        runs = [{"encoding": row.pop("model"), "seed": 0, "perplexity": row} for row in rows]
         length = self.adapted.settings["length"]
         with new_file(Path(path)) as new:
             perplexity_by_length(runs, new, train_length=length, title=self.title, unit=self._unit)
@@ -76,7 +73,7 @@ class Adaptation:
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
         """Return the table as texts: a label, and a cell for each length."""
-        return [(name, [f"{x:.2f}" for x in cells.values()]) for name, cells in self._figures]
+        return [(row.pop("model"), [f"{x:.2f}" for x in row.values()]) for row in self.table()]
 
     @property
     def facts(self) -> list[str]:

@@ -1,7 +1,9 @@
-"""The report of a comparison: tables in the terminal, report.md, and pictures."""
+"""The results of a comparison: tables in the terminal, report.md, LaTeX and pictures."""
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +12,17 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from .settings import Protocol, Settings
-from .tables import Row, markdown_rows
+import numpy as np
+
+from ..common.errors import UsageError, need_matplotlib
+from ..common.files import new_file
+from ..training.folder import RESULTS
+from .numbers import once
+from .settings import Protocol, Settings, entry
+from .tables import Row, latex_rows, markdown_rows
 
 Runs = Sequence[Mapping[str, Any]]
+_LEAST_SEEDS = 3  # for an interval
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,147 @@ class Section:
     of: str
     picture: str = ""
     draw: Callable[[Path], Any] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """The results of `compare`. In a notebook they show their tables.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder of the comparison, with results.json, report.md, pictures and checkpoints.
+    content : dict
+        The content of results.json.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+    _settings: Settings
+
+    @classmethod
+    def load(cls, path: str | Path) -> Results:
+        """Read the results.json in the folder of a comparison, or a copy of it.
+
+        A stopped comparison has the rows that were done. ValueError names another file, and OSError
+        one that cannot be read.
+        """
+        path = Path(path)
+        path = path / RESULTS if path.is_dir() else path
+        try:
+            content = json.loads(path.read_text("utf-8"))
+            settings = Settings.from_dict(content["environment"]["settings"])
+            loaded = cls(path.parent, content, settings)
+            once("runs", [f"{run['encoding']}, seed {run['seed']}" for run in content["runs"]])
+            json.dumps(content, allow_nan=False)
+            str(loaded)  # a figure that is missing is an error here
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{path} holds no results of compare ({wrong})") from None
+        return loaded
+
+    def table(self) -> list[dict[Any, Any]]:
+        """Return a row for each encoding, as ``pandas.DataFrame`` takes them.
+
+        A row has "encoding", "seeds", and for each evaluated length (an int) the perplexity per
+        byte, or its mean over the seeds.
+        """
+        return [
+            {"encoding": row["encoding"], "seeds": row["seeds"],
+             **{int(length): x["mean"] for length, x in row["perplexity"].items()}}
+            for row in summary_of(self.content["runs"], self._settings.lengths)
+        ]  # fmt: skip
+
+    def paired(self, encoding: str, baseline: str, of: str = "perplexity") -> list[dict[str, Any]]:
+        """Compare two rows seed by seed, with a 95 % interval of the mean.
+
+        A seed gives all rows the same batches and initial weights; parameters of an encoding begin
+        with fixed values. The interval is Student's. It says how far other seeds may move the mean,
+        and nothing about other texts, sizes, learning rates or steps. It misses one mean of twenty,
+        and is too narrow for shares that are 0 or 1 with each seed.
+
+        Parameters
+        ----------
+        encoding, baseline : str
+            Names of rows. ValueError unless both have the same seeds.
+        of : str
+            "perplexity", or a further protocol, such as sliding:128/64: values are ratios, below 1
+            if `encoding` is better. Or "accuracy" of a task: values are differences.
+
+        Returns
+        -------
+        list of dict
+            Each has "length", "seeds" (their number), "mean" (of ratios the geometric one), "low"
+            and "high" (None for fewer than 3 seeds), "by_seed" (seed -> value).
+        """
+        known = {"perplexity": ["perplexity"]}
+        known |= {"accuracy": ["accuracy"]} if self._settings.task else {}
+        known |= {name: ["protocols", name] for name in self._settings.protocols[1:]}
+        keys, by_name = entry("of", known, of), dict[str, dict[int, Any]]()
+        for run in self.content["runs"]:
+            by_name.setdefault(run["encoding"], {})[run["seed"]] = reduce(getitem, keys, run)
+        one, other = entry("encoding", by_name, encoding), entry("baseline", by_name, baseline)
+        if one.keys() != other.keys():
+            seeds = f"{encoding} has {sorted(one)}, {baseline} has {sorted(other)}"
+            raise UsageError(f"`baseline`: needs the seeds of `encoding`, but {seeds}")
+        rows, ratio, few = [], of != "accuracy", len(one) < _LEAST_SEEDS
+        scale = math.exp if ratio else float
+        for n in map(str, self._settings.lengths):
+            pairs = ((x[n], other[seed][n]) for seed, x in one.items())
+            values = [math.log(a / b) if ratio else a - b for a, b in pairs]
+            low, high = (None, None) if few else map(scale, _interval(values))
+            by_seed = dict(zip(one, map(scale, values), strict=True))
+            rows.append({"length": int(n), "seeds": len(one), "low": low, "high": high,
+                         "mean": scale(statistics.fmean(values)), "by_seed": by_seed})  # fmt: skip
+        return rows
+
+    def to_json(self) -> str:
+        """Return the content of results.json."""
+        return json.dumps(self.content, indent=2)
+
+    def to_latex(self) -> str:
+        """Return the tables for LaTeX with its package booktabs."""
+        return "\n".join(
+            f"% {x.title}\n{latex_rows('encoding', x.headings, x.rows)}" for x in self.sections
+        )
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib."""
+        need_matplotlib("plot")
+        draw = next(x.draw for x in self.sections if x.of == "perplexity" and x.draw)
+        with new_file(Path(path)) as new:
+            draw(new)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The tables, with their pictures."""
+        return [*sections(self.content["runs"], self._settings), *self._by_seed()]
+
+    def _by_seed(self) -> list[Section]:
+        """Return the table of all rows beside one, if they have the same seeds, two or more."""
+        seeds: dict[str, set[int]] = {}
+        for run in self.content["runs"]:
+            seeds.setdefault(run["encoding"], set()).add(run["seed"])
+        baseline = "rope" if "rope" in seeds else next(iter(seeds), "")
+        same = seeds.pop(baseline, set())
+        if (count := len(same)) < 2 or not seeds or any(x != same for x in seeds.values()):
+            return []
+        what, how = ("accuracy", "minus") if self._settings.task else ("perplexity", "divided by")
+        enough = count >= _LEAST_SEEDS
+        cell = "{mean:.3f}" + " [{low:.3f}, {high:.3f}]" * enough
+        rows = [(x, [cell.format_map(n) for n in self.paired(x, baseline, what)]) for x in seeds]
+        shown = "mean" + " and 95 % interval" * enough
+        title = f"{what.capitalize()} {how} that of {baseline}, {shown} of {count} seeds"
+        heads = headings(self._settings.lengths, self._settings.train_length)
+        return [Section(title, heads, rows, "by_seed")]
+
+    def __repr__(self) -> str:
+        return f"<Results of a comparison in {self.folder}>"
+
+    def __str__(self) -> str:
+        return report_text(self.content, self.sections, pictures=False)
+
+    _repr_markdown_ = __str__
 
 
 def report_text(results: Mapping[str, Any], shown: Sequence[Section], *, pictures: bool) -> str:
@@ -115,6 +265,16 @@ def _values(
     }  # fmt: skip
 
 
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of Student's 95 % interval of the mean."""
+    n, angles = len(values), np.linspace(0, math.pi / 2, 20_001)
+    # With |t| = sqrt(n - 1) tan(angle), the density of the angle is a power of its cosine.
+    shares = np.cumsum(np.cos((angles[1:] + angles[:-1]) / 2) ** (n - 2))
+    t = math.sqrt(n - 1) * math.tan(np.interp(0.95, shares / shares[-1], angles[1:]))
+    mean, half = statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(n)
+    return mean - half, mean + half
+
+
 def _accuracy(runs: Runs, settings: Settings) -> Section:
     """Return the table of the right answers of a task, by length."""
     from wavepe.analysis import plots
@@ -163,18 +323,21 @@ def _bands(runs: Runs, settings: Settings) -> Section:
 
 def _facts(results: Mapping[str, Any]) -> str:
     """Return two lines about the models and the text of a comparison."""
-    environment = results["environment"]
-    settings, data = environment["settings"], environment["data"]
-    seeds = settings["seeds"]
-    seconds = sum(model["seconds"] for model in environment["models"].values())
+    about = results["environment"]
+    settings, data, seeds = about["settings"], about["data"], about["settings"]["seeds"]
+    trained = [x["seconds"] for x in about.get("models", {}).values()]
+    # Kept results have these two, and parts that were added on other machines.
+    whole = {"trainings": len(trained), "seconds": sum(trained), **about, **results}
+    parts = [whole, *results.get("added", ())]
+    count, seconds = (sum(part[key] for part in parts) for key in ("trainings", "seconds"))
+    places = dict.fromkeys(f"{x['machine']}, torch {x['torch']}, {x['date']}" for x in parts)
     return (
-        f"{len(environment['models'])} trainings of {settings['steps']} steps in "
-        f"{seconds:.0f} s of training; {seeds} seed{'s' * (seeds > 1)}"
-        f"{', mean ± standard deviation' * (seeds > 1)}; {settings['layers']} layers, "
+        f"{count} trainings of {settings['steps']} steps in {seconds:.0f} s of training; "
+        f"{seeds} seed{'s' * (seeds > 1)}{': too few for an interval' * (seeds < _LEAST_SEEDS)}"
+        f"{'; mean ± standard deviation' * (seeds > 1)}; {settings['layers']} layers, "
         f"{settings['heads']} heads of {settings['head_dim']}.\n"
         f"Text: {data['text']}; evaluated on {data['evaluated_bytes']} bytes of the "
-        f"{settings['split']} part. {environment['machine']}, torch {environment['torch']}, "
-        f"{environment['date']}.\n"
+        f"{settings['split']} part. {'; '.join(places)}.\n"
     )
 
 

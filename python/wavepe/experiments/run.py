@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..common.errors import UsageError, need_matplotlib, require, thread_count
 from ..common.files import new_file
-from ..training.folder import ComparisonFolder, digest, read_json
+from ..training.folder import ComparisonFolder, digest
 from .data import load_text
 from .executors import cluster, run_all
 from .imports import import_all
 from .model import PARTS
 from .numbers import integer
-from .report import Section, report_text, sections
-from .settings import OPTIONS, Settings, chosen_settings, hints
+from .report import Results, report_text
+from .settings import OPTIONS, chosen_settings, hints
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
@@ -26,59 +24,6 @@ if TYPE_CHECKING:
 # Measured on models of this size: a second thread is a quarter faster on an idle machine. But if
 # another process uses one of two cores, it is 2 to 20 times slower, because threads spin.
 _THREADS = 1
-
-
-@dataclass(frozen=True, repr=False)
-class Results:
-    """The results of `compare`. In a notebook they show their tables.
-
-    Attributes
-    ----------
-    folder : Path
-        The folder of the comparison, with results.json, report.md, pictures and checkpoints.
-    content : dict
-        The content of results.json.
-    """
-
-    folder: Path
-    content: dict[str, Any]
-    _settings: Settings
-
-    def table(self) -> list[dict[Any, Any]]:
-        """Return a row for each encoding, as ``pandas.DataFrame`` takes them.
-
-        A row has "encoding", "seeds", and for each evaluated length (an int) the perplexity per
-        byte, or its mean over the seeds.
-        """
-        return [
-            {"encoding": row["encoding"], "seeds": row["seeds"],
-             **{int(length): x["mean"] for length, x in row["perplexity"].items()}}
-            for row in self.content["summary"]
-        ]  # fmt: skip
-
-    def to_json(self) -> str:
-        """Return the content of results.json."""
-        return json.dumps(self.content, indent=2)
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib."""
-        need_matplotlib("plot")
-        draw = next(x.draw for x in self.sections if x.of == "perplexity" and x.draw)
-        with new_file(Path(path)) as new:
-            draw(new)
-
-    @property
-    def sections(self) -> list[Section]:
-        """The tables, with their pictures."""
-        return sections(self.content["runs"], self._settings)
-
-    def __repr__(self) -> str:
-        return f"<Results of a comparison in {self.folder}>"
-
-    def __str__(self) -> str:
-        return report_text(self.content, self.sections, pictures=False)
-
-    _repr_markdown_ = __str__
 
 
 def compare(
@@ -235,7 +180,7 @@ def compare(
             for hint in hints(settings):
                 report.say(f"hint: {hint}")
             run_all(comparison, jobs or max(1, place.count), opened, imports, report)
-        results = Results(folder.path, read_json(folder.results), settings)
+        results = Results.load(folder.path)
         for section in results.sections:
             if section.draw:
                 with new_file(folder.path / section.picture) as new:

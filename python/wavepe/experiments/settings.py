@@ -189,7 +189,7 @@ def _need(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def _chosen(argument: str, known: Mapping[str, Any], name: str) -> Any:
+def entry(argument: str, known: Mapping[str, Any], name: str) -> Any:
     """Return the entry `name` of `known`; UsageError with all names if it is missing."""
     if name not in known:
         raise UsageError(f"`{argument}` {name}: needs {', '.join(known)}{suggestion(name, known)}")
@@ -212,8 +212,8 @@ def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -
     """
     options = {name: value for name, value in options.items() if value is not None}
     preset = options.pop("preset", None)
-    values = {} if preset is None else _chosen("preset", PRESETS, preset).options
-    size = _chosen("model", MODELS, {**DEFAULTS, **values, **options}["model"])
+    values = {} if preset is None else entry("preset", PRESETS, preset).options
+    size = entry("model", MODELS, {**DEFAULTS, **values, **options}["model"])
     chosen = {**DEFAULTS, **size, **values, **options}
     count: dict[str, Any] = {x: integer(x, chosen[x], least) for x, least in _LEAST.items()}
     head_dim, rate, length = count["head_dim"], chosen["lr"], count["train_length"]
@@ -221,7 +221,7 @@ def chosen_settings(options: Mapping[str, Any], imports: tuple[str, ...] = ()) -
     _need(0 < rate < math.inf, f"`lr` {rate:g}: needs a positive number")
     _need(not (chosen["task"] and chosen["finetune"]), "`task` and `finetune`: give one of them")
     if chosen["task"]:
-        _chosen("task", TASKS, chosen["task"])
+        entry("task", TASKS, chosen["task"])
     if chosen["finetune"]:
         count["finetune"] = integer("finetune", chosen["finetune"], 2)
         more = chosen["finetune_steps"]

@@ -11,6 +11,8 @@ from ..common.labels import fold
 
 Row = tuple[str, Sequence[str]]
 
+_LATEX: dict[str, str | int | None] = {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 GAP = 2  # blanks between two columns of a table
 _WIDEST = 1000  # the variable COLUMNS may hold anything
 _LEAST_LABEL = 18  # to which labels may be folded, so that more columns fit
@@ -79,3 +81,14 @@ def markdown_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) ->
         marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
         lines.append(f"| `{name.replace('|', chr(92) + '|')}` | " + " | ".join(marked) + " |")
     return "\n".join(lines) + "\n"
+
+
+def latex_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return the table as a ``tabular`` with rules of booktabs, and the best cells in bold."""
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(headings)}}}", r"\toprule"]
+    lines += [" & ".join((heading, *headings)) + r" \\", r"\midrule"]
+    for name, cells in rows:
+        marked = [rf"\textbf{{{cell[:-1]}}}" if cell.endswith("*") else cell for cell in cells]
+        text = " & ".join(marked).replace("±", r"$\pm$ ")
+        lines.append(rf"\texttt{{{name.translate(str.maketrans(_LATEX))}}} & {text} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
