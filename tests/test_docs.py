@@ -3,7 +3,7 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
@@ -204,10 +204,7 @@ def hooks(monkeypatch):
     for name in ("latex2mathml", "markdown", "mkdocs", "pymdownx"):
         pytest.importorskip(name)
     monkeypatch.setattr("sys.path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("docs.hooks")
 
 
 @pytest.fixture
@@ -225,7 +222,6 @@ def rendered(hooks):
         html = markdown.markdown(text, extensions=names, extension_configs=options)
         return hooks.on_page_content(html, page, None, None)
 
-    render.page = page
     return render
 
 
@@ -255,6 +251,16 @@ def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
     config = SimpleNamespace(repo_url=None)
     text = "# Title\n\n`make docs` fills it in. <!-- repository -->\n\nText."
     assert hooks.on_page_markdown(text, page, config, None) == "# Title\n\nText."
+
+
+def test_parameters_of_one_entry_have_their_own_defaults(tmp_path):
+    griffe = pytest.importorskip("griffe")
+    text = '"""F.\n\n    Parameters\n    ----------\n    a, b\n        Text."""'
+    (tmp_path / "one.py").write_text(f'def f(a: int = 1, b: str = "x"):\n    {text}')
+    ours = griffe.load_extensions("dataclasses", str(ROOT / "docs/signatures.py"))
+    one = griffe.load("one", search_paths=[tmp_path], docstring_parser="numpy", extensions=ours)
+    shown = [f"{each.annotation} {each.default}" for each in one["f"].docstring.parsed[1].value]
+    assert shown == ["int 1", "str 'x'"]
 
 
 def test_a_page_fetches_nothing_from_the_network(hooks, caplog):
