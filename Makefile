@@ -123,7 +123,7 @@ format: .venv/lint ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/clang-format -i $(C_FILES) $(C_TESTS)
 	$(BIN)/typos --write-changes
 
-docs: .venv/docs .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
+docs: .venv/docs .venv/built ## the documentation, in build/site; a dead link, reference or command fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/built ## time every operator against its rivals, in one process

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -114,9 +115,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["navigation"]  # no other page is beside it
     parts = FENCED.split(markdown)
     for i, part in enumerate(parts):
-        if not part.startswith("```"):
+        if part.startswith("```"):
+            _check_commands(part, place)
+        else:
             parts[i] = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
     return "".join(parts)
+
+
+def _check_commands(block: str, place: str) -> None:
+    """Warn of commands of wavepe, in a block of code, whose arguments do not exist."""
+    for line in block.replace("\\\n", " ").splitlines():
+        if line.startswith("wavepe ") and not re.search(r"\.\.\.|\$|--help", line):
+            words = shlex.split(line, comments=True)
+            try:
+                if words[1] in wavepe.cli.COMMANDS:  # or an output
+                    wavepe.cli._parser(words[1], {}).parse_args(words[1:])
+            except ValueError as error:
+                log.warning(f"{place} has a wrong command: {error}")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
