@@ -25,7 +25,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
-	@echo "Trains five small Llamas for a minute. The same command continues what was stopped."
+	@echo "Trains five small Llamas: 90 seconds on two cores. The same command continues what was stopped."
 	$(BIN)/wavepe compare --encodings rope rope/rope:type=yarn,factor=scaled alibi kerple wavelet:scales=6 \
 	    wavelet:scales=6+kerple --steps 300 --eval-bytes 32768 --jobs $$(getconf _NPROCESSORS_ONLN) --out runs/demo
 
@@ -35,7 +35,7 @@ hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on
 fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
 	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
 
-test: .venv/tested ## what tells in seven minutes that nothing is broken
+test: .venv/tested ## what tells in ten minutes that nothing is broken
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 test-all: .venv/extras .venv/tested ## the long tail too: every combination, fuzz, faults, sanitizers, trainings
@@ -123,7 +123,7 @@ format: .venv/lint ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/clang-format -i $(C_FILES) $(C_TESTS)
 	$(BIN)/typos --write-changes
 
-docs: .venv/docs .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
+docs: .venv/docs .venv/built ## the documentation, in build/site; a dead link, reference or command fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/built ## time every operator against its rivals, in one process

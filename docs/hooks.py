@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -52,14 +53,19 @@ FUNCTION = re.compile(
     r"(<msub><mi>\w{2,}</mi><m[in]>[^<]*</m[in]></msub>|(?<!<msub>)(?<!<msup>)<mi>\w{2,}</mi>)"
     r"(?=<m(i|n|sub|sup|frac)\b)"
 )
-# Where a line may end: not within an option, in a cell after a comma or plus of a long spec, not
-# between a word and its figure.
+# Where a line may end: not within an option, in a cell after a comma or plus of a long spec, and
+# between a verdict and its figure.
 INLINE = re.compile(r"<pre\b.*?</pre>|<code>([^<]*)</code>", re.S)
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 CELL = re.compile(r"<td\b.*?</td>", re.S)
 LONG = re.compile(r"<code>([^<>]{25,})</code>")
 PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
 VERDICT = re.compile(r"(<td[^>]*>(?:<strong>)?\w+,) ([\d.]+<)")
+# Blanks and dashes that mkdocstrings puts around types of parameters, and backticks in such types.
+SPACED = re.compile(
+    r'(?<=\()\s+(?=<code>)|(?<=</code>)\s+(?=\))|(?<=\))\s+\S\s+<div class="doc-md-desc\S+\s+</div>'
+)
+TICKED = re.compile(r"(?<!</span>)<code>[^<>]*`[^<>]*</code>")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # Names in code and keys of sources become links, but not in the parts listed above.
@@ -109,9 +115,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["navigation"]  # no other page is beside it
     parts = FENCED.split(markdown)
     for i, part in enumerate(parts):
-        if not part.startswith("```"):
+        if part.startswith("```"):
+            _check_commands(part, place)
+        else:
             parts[i] = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
     return "".join(parts)
+
+
+def _check_commands(block: str, place: str) -> None:
+    """Warn of commands of wavepe, in a block of code, whose arguments do not exist."""
+    for line in block.replace("\\\n", " ").splitlines():
+        if line.startswith("wavepe ") and not re.search(r"\.\.\.|\$|--help", line):
+            words = shlex.split(line, comments=True)
+            try:
+                if words[1] in wavepe.cli.COMMANDS:  # or an output
+                    wavepe.cli._parser(words[1], {}).parse_args(words[1:])
+            except ValueError as error:
+                log.warning(f"{place} has a wrong command: {error}")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -135,6 +155,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             log.warning(f"{place} names {short}, which no page of the API has")
         return match[0]
 
+    html = TICKED.sub(lambda code: code[0].replace("`", ""), SPACED.sub("", html))
     if first := FIRST.search(html):
         description = " ".join(characters.unescape(re.sub("<.*?>", "", first[1])).split())
         page.meta.setdefault("description", re.split(r"(?<=[.:])\s", description)[0].rstrip(":"))
@@ -154,7 +175,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 def _cell(match: re.Match) -> str:
     """A cell of a table, with the places where it may be broken."""
-    cell = VERDICT.sub(r"\1&nbsp;\2", match[0])
+    cell = VERDICT.sub(r"\1<br>\2", match[0])
     return LONG.sub(lambda code: re.sub(r"(?<=[,+])(?=\w)", "<wbr>", code[0]), cell)
 
 

@@ -3,7 +3,7 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
@@ -27,9 +27,7 @@ from benchmarks.command import RESULTS
 from docs.writers import WRITERS, images, rope_exactness, rope_speed
 from docs.writers.__main__ import main as write
 
-
-def results():
-    return json.loads((ROOT / rope_exactness.ACCURACY).read_text("utf-8"))
+KEPT = json.loads((ROOT / rope_exactness.ACCURACY).read_text("utf-8"))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -90,7 +88,7 @@ def test_missing_sources_are_named(tmp_path, capsys):
 
 
 def test_kept_figures_hold_the_claims():
-    for row in results()["rows"]:
+    for row in KEPT["rows"]:
         found = row["errors"]
         if row["to"] <= 2**31:
             assert found["wavepe"]["ulp"] <= 0.5001
@@ -107,7 +105,7 @@ def test_kept_figures_hold_the_claims():
 def test_measuring_gives_what_is_kept():
     """Measure a few positions again, with the same rivals."""
     anew = rope_accuracy.measure(count=60, bounds=(1, 10, 100, 10**4, 10**5))
-    kept = {row["from"]: row["errors"] for row in results()["rows"]}
+    kept = {row["from"]: row["errors"] for row in KEPT["rows"]}
     assert anew["environment"]["variants"] == wavepe.variants()
     for row in anew["rows"]:
         assert set(row["errors"]) == set(kept[row["from"]])
@@ -164,6 +162,8 @@ API = ROOT / "docs" / "reference" / "api"
 MODULES = ("", ".encodings", ".ops", ".nn", ".hf", ".fairseq", ".analysis", ".analysis.plots")
 # Pages that docs/hooks.py completes from docstrings that no source holds.
 GENERATED = {"wavepe.ricker", "wavepe.gaussian", "wavepe.morlet", "wavepe.haar"}
+PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
+CONFIG = SimpleNamespace(repo_url=None)
 
 
 def model_types(text):
@@ -204,10 +204,7 @@ def hooks(monkeypatch):
     for name in ("latex2mathml", "markdown", "mkdocs", "pymdownx"):
         pytest.importorskip(name)
     monkeypatch.setattr("sys.path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("docs.hooks")
 
 
 @pytest.fixture
@@ -219,13 +216,11 @@ def rendered(hooks):
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
     options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
     names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
 
     def render(text):
         html = markdown.markdown(text, extensions=names, extension_configs=options)
-        return hooks.on_page_content(html, page, None, None)
+        return hooks.on_page_content(html, PAGE, None, None)
 
-    render.page = page
     return render
 
 
@@ -251,21 +246,32 @@ def test_a_warning_stays_a_quote(rendered):
 
 
 def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
-    config = SimpleNamespace(repo_url=None)
     text = "# Title\n\n`make docs` fills it in. <!-- repository -->\n\nText."
-    assert hooks.on_page_markdown(text, page, config, None) == "# Title\n\nText."
+    assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == "# Title\n\nText."
+
+
+def test_a_command_that_does_not_exist_is_told(hooks, caplog):
+    text = "```\nwavepe plot bias --png a.png  # right\nwavepe plot bias \\\n    --jpg a.jpg\n```"
+    assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == text
+    assert caplog.text.count("wrong command") == caplog.text.count("arguments: --jpg a.jpg") == 1
+
+
+def test_parameters_of_one_entry_have_their_own_defaults(tmp_path):
+    griffe = pytest.importorskip("griffe")
+    text = '"""F.\n\n    Parameters\n    ----------\n    a, b\n        Text."""'
+    (tmp_path / "one.py").write_text(f'def f(a: int = 1, b: str = "x"):\n    {text}')
+    ours = griffe.load_extensions("dataclasses", str(ROOT / "docs/signatures.py"))
+    one = griffe.load("one", search_paths=[tmp_path], docstring_parser="numpy", extensions=ours)
+    shown = [f"{each.annotation} {each.default}" for each in one["f"].docstring.parsed[1].value]
+    assert shown == ["int 1", "str 'x'"]
 
 
 def test_a_page_fetches_nothing_from_the_network(hooks, caplog):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
-    own = (
-        '<script src="a.js"></script> <a href="https://a.org">a</a> <link rel="icon" href="i.png">'
-    )
-    assert hooks.on_post_page(own, page, None) == own
+    own = '<script src="a.js"></script> <a href="https://a.org">a</a> <link rel="icon" href="i">'
+    assert hooks.on_post_page(own, PAGE, None) == own
     assert not caplog.text
-    hooks.on_post_page('<script defer src="https://a.org/b"> <img src="//a.org/c.png">', page, None)
-    hooks.on_post_page('<link rel="stylesheet" href="https://a.org/d.css">', page, None)
+    hooks.on_post_page('<script defer src="https://a.org/b"> <img src="//a.org/c.png">', PAGE, None)
+    hooks.on_post_page('<link rel="stylesheet" href="https://a.org/d.css">', PAGE, None)
     assert re.findall(r"page.md fetches (\S+)", caplog.text) == [
         "https://a.org/b", "//a.org/c.png", "https://a.org/d.css",
     ]  # fmt: skip

@@ -154,24 +154,24 @@ def checkpoints(root: Path) -> list[Case]:
             f"{model} at twice its trained length: {arms['yarn'][twice]:.2f}, stock "
             f"{arms['stock'][twice]:.2f}. Small models at 2 and 4 times: {recent(YARN, 2)} and "
             f"{recent(YARN, 4)}, plain RoPE {recent('rope', 2)} and {recent('rope', 4)}; larger "
-            f"ones on prose: {large(YARN, 2)} and {large(YARN, 4)}, {large('rope', 2)} and "
-            f"{large('rope', 4)}",
-            "Self-Extend, the next choice, is better wherever both were measured, in small models "
-            f"{recent(SELF_EXTEND, 2)} and {recent(SELF_EXTEND, 4)}; but stock programs run YaRN. "
-            "A base four times as large is better at twice the length "
+            f"ones on prose: {large(YARN, 2)} and {large(YARN, 4)}, plain RoPE {large('rope', 2)} "
+            f"and {large('rope', 4)}",
+            "Self-Extend, the next choice, is better wherever both were measured (in small models "
+            f"{recent(SELF_EXTEND, 2)} and {recent(SELF_EXTEND, 4)}), but stock programs do not "
+            "run it. A base four times as large is better at twice the length "
             f"({theta(RAISED, 2)}) and worse from 4 times on ({theta(RAISED, 4)})",
         ),
         Case(
             "a checkpoint with RoPE, no fine-tuning, texts up to 16 times as long",
             "`rope:self_extend=32,neighbors=N`, N half the trained length",
-            f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}; "
+            f"{price(root, 'rope:self_extend=8,neighbors=512')}, because it is called twice; "
             f"{decoding_with_far_keys(root)}",
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
             f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}. "
             f"{untrained(root, 2 * TRAINED_LENGTH)}",
-            "beyond twice the trained length small models only; YaRN has "
-            f"{large(YARN, 8)} and {large(YARN, 16)} in "
-            f"the larger ones, after {large(YARN, 1)} at the trained length",
+            "beyond twice the trained length no real model was measured; in the larger models YaRN "
+            f"has {large(YARN, 8)} and {large(YARN, 16)}, up from {large(YARN, 1)} at the trained "
+            "length",
         ),
         Case(
             "a checkpoint with RoPE, fine-tuning on texts of the new length",
@@ -179,14 +179,15 @@ def checkpoints(root: Path) -> list[Case]:
             "fine-tuning: in our small models a tenth of the steps of their training",
             f"small models at 4 times, fine-tuned there: YaRN {tuned(tuned_yarn, 4)}, larger base "
             f"{tuned(tuned_base, 4)}, plain RoPE {tuned('rope', 4)}",
-            f"both rise again beyond the new length (at twice that length {tuned(tuned_yarn, 8)} "
-            f"and {tuned(tuned_base, 8)}), and short texts lose ({tuned(tuned_yarn, 1)} after "
-            f"{recent('rope', 1)}); Self-Extend without training has {recent(SELF_EXTEND, 4)}",
+            f"both get worse again beyond the new length ({tuned(tuned_yarn, 8)} and "
+            f"{tuned(tuned_base, 8)} at twice that length) and on short texts "
+            f"({tuned(tuned_yarn, 1)}, up from {recent('rope', 1)}); Self-Extend reaches "
+            f"{recent(SELF_EXTEND, 4)} without training",
         ),
         Case(
             "a checkpoint with RoPE, fine-tuning within its trained length, longer texts in use",
             "YaRN, as above; and [`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, to "
-            "compare with it",
+            "compare the two",
             f"with `wavelet`, by the recipe `plain`, {model} was fine-tuned on "
             f"{real['settings']['tokens']:,} tokens ({seconds:.0f} s on an "
             f"{real['environment']['gpu'].split()[-1]}). A full recovery takes a few percent of "
@@ -195,11 +196,11 @@ def checkpoints(root: Path) -> list[Case]:
             f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
             f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
-            f"{arms['plain'][full] / arms['control'][full] - 1:.0%} worse than that model at the "
-            f"trained length. At 4 times its perplexity is {lost['plain']:.0%} above that model's "
-            f"at the trained length; untrained YaRN's is {lost['yarn']:.0%} above the stock "
-            f"model's. {same_training(root, 2 * TRAINED_LENGTH)}. Retrieval comes back later than "
-            "perplexity",
+            f"the swap is {arms['plain'][full] / arms['control'][full] - 1:.0%} worse than that "
+            "model at the trained length. At 4 times that length its perplexity is "
+            f"{lost['plain']:.0%} higher than that model's at the trained length; for untrained "
+            f"YaRN and the stock model the difference is {lost['yarn']:.0%}. "
+            f"{same_training(root, 2 * TRAINED_LENGTH)}. Retrieval recovers later than perplexity",
         ),
     ]
 
@@ -218,11 +219,12 @@ def new_models(root: Path) -> list[Case]:
             "a new model, texts within the trained length",
             f"`{best}`",
             f"{price(root, best)}; in a model with {HEADS} heads of {HEAD_DIM} each layer learns "
-            f"{learned(best):,} numbers, or with `shared=true` all layers together",
+            f"{learned(best):,} numbers, or all layers together with `shared=true`",
             f"small models: {small(BEST, 1)}, Transformer-XL {small(xl, 1)}, RoPE "
             f"{small('rope', 1)}; larger ones on prose: {large(LARGE_BEST, 1)}, {large(xl, 1)}, "
             f"{large('rope', 1)}",
-            f"other programs run RoPE only; `{BANK}` has {recent(BANK, 1)}, and breaks beyond",
+            f"other programs do not run it; `{BANK}` has {recent(BANK, 1)} but breaks on "
+            "longer texts",
         ),
         Case(
             "a new model, texts up to 16 times as long",
@@ -232,21 +234,22 @@ def new_models(root: Path) -> list[Case]:
             f"alone {recent('kerple', 16)}, wavelets alone {small(W, 16)}; larger ones on prose: "
             f"{large(LARGE_BEST, 16)}, {large(xl, 16)}, {large('kerple', 16)}, "
             f"{large(LARGE_W, 16)}",
-            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)} in the small models and "
-            f"{large(f'{xl}+kerple', 16)} in the larger ones; with Transformer-XL alone "
+            f"Transformer-XL with KERPLE reaches {small(f'{xl}+kerple', 16)} in the small models "
+            f"and {large(f'{xl}+kerple', 16)} in the larger ones; with Transformer-XL alone "
             f"{price(root, xl)}, and {learned(xl):,} numbers are learned for "
             f"all layers of {HEADS} heads of {HEAD_DIM}",
         ),
         Case(
             "a new model that must find facts far back",
-            f"`{best}`; for chains of facts RoPE with YaRN",
+            f"`{best}`, or for chains of facts RoPE with YaRN",
             "as above",
-            f"in texts 16 times as long one fact is found in {needle(BEST, 16)} of the cases, "
+            f"in texts 16 times as long, one fact is found in {needle(BEST, 16)} of the cases, "
             f"KERPLE alone {needle('kerple', 16)}, ALiBi {needle('alibi', 16)}, YaRN "
             f"{needle(YARN, 16)}, wavelets alone {needle(W, 16)}; of eight facts {keys(BEST, 16)}, "
             f"{keys('kerple', 16)}, {keys('alibi', 16)}, {keys(YARN, 16)}, {keys(W, 16)}",
-            "one seed of three does not learn eight facts; KERPLE alone and ALiBi learn them with "
-            f"each. Chains of facts at 8 times: {chains(BEST, 8)}, YaRN {chains(YARN, 8)}",
+            "one seed of three does not learn the task with eight facts; with KERPLE alone or "
+            f"ALiBi every seed does. Chains of facts at 8 times the length: {chains(BEST, 8)}, "
+            f"YaRN {chains(YARN, 8)}",
         ),
         Case(
             "a new model, nothing to learn in the encoding",
@@ -254,6 +257,6 @@ def new_models(root: Path) -> list[Case]:
             price(root, "wavelet+alibi"),
             f"small models at 1 and 16 times: {small(f'{W}+alibi', 1)} and "
             f"{small(f'{W}+alibi', 16)}, ALiBi alone {small('alibi', 1)} and {small('alibi', 16)}",
-            f"Transformer-XL has {small(xl, 1)} and {small(xl, 16)}",
+            f"Transformer-XL reaches {small(xl, 1)} and {small(xl, 16)}",
         ),
     ]

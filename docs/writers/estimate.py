@@ -34,12 +34,12 @@ def blocks(root: Path) -> dict[str, str]:
     seconds = next(row["seconds"] for row in run["rows"] if row["arm"] == "control")
     reached = 6 * SMALL * run["settings"]["tokens"] / seconds / PEAK
     words = (
-        f"An estimate, and no measurement. A step of {LENGTH} tokens takes 8 (N + layers x hidden "
-        "x length) operations for each token: forward, backward, and forward again by "
-        f"`--gradient-checkpointing`. A GPU does {PEAK / 1e12:.0f} TFLOP/s in bfloat16 (H200), "
-        f"and {SHARE:.0%} of it is assumed. SmolLM2-135M reached {reached:.0%} on the same GPU. "
-        "Memory: 8 bytes for each parameter (weights in bfloat16, gradients, two moments), 2 for "
-        "the teacher of `transfer`, inputs of layers and logits of one sequence; eight GPUs share "
-        "the states (FSDP2)."
+        f"This is an estimate, not a measurement. A step of {LENGTH} tokens takes 8 (N + layers x "
+        "hidden x length) operations per token: forward, backward, and forward again because of "
+        f"`--gradient-checkpointing`. An H200 peaks at {PEAK / 1e12:.0f} TFLOP/s in bfloat16, of "
+        f"which we assume {SHARE:.0%}. SmolLM2-135M reached {reached:.0%} on that GPU. Memory: 8 "
+        "bytes per parameter (weights in bfloat16, gradients, two moments), 2 for the teacher of "
+        "`transfer`, and the layers' inputs and logits of one sequence; eight GPUs share the "
+        "states (FSDP2)."
     )
     return {"estimate": f"{table(heads, rows)}\n\n{wrapped(words)}"}

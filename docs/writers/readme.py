@@ -67,7 +67,7 @@ def found(root: Path) -> str:
     """Return the main findings, each with what it does not show, and figures of speed."""
     needle = means(root, "tasks-needle", "accuracy")
     keys, chains = (means(root, f"tasks-{task}", "accuracy") for task in ("keys", "tracking"))
-    small, combined, recent = (means(root, x) for x in ("wavelet", "combinations", "recent"))
+    small, combined = (means(root, x) for x in ("wavelet", "combinations"))
     real = largest(root)
     arms = {row["arm"]: row["perplexity"] for row in real["rows"]}
     (swap,) = (row["encoding"] for row in real["rows"] if row["arm"] == "plain")
@@ -82,35 +82,34 @@ def found(root: Path) -> str:
         "**Hidden facts.** Small Llamas (0.2 million parameters, three seeds), trained on texts of "
         f"128 bytes, find a fact hidden in 2048 bytes in {_percent(needle(BEST, 16))} of cases "
         "with wavelets with biases, projection and KERPLE, "
-        f"{_percent(needle('kerple', 16))} with KERPLE alone, {_percent(needle('alibi', 16))} with "
-        f"ALiBi, {_percent(needle(W, 16))} with wavelets alone, and {_percent(needle(YARN, 16))} "
-        f"with RoPE and YaRN at inference. Of eight facts they find {_percent(keys(BEST, 16))} and "
-        f"{_percent(keys('kerple', 16))} with the first two, but one seed of three does not learn "
-        "that with the wavelets. For chains of facts YaRN is better: "
+        f"{_percent(needle('kerple', 16))} with KERPLE alone, "
+        f"{_percent(needle('transformer_xl', 16))} with Transformer-XL, "
+        f"{_percent(needle('alibi', 16))} with ALiBi, {_percent(needle(W, 16))} with wavelets "
+        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. Of eight facts they find {_percent(keys(BEST, 16))} and "
+        f"{_percent(keys('kerple', 16))} with the first two; with the wavelets, one seed of three "
+        "does not learn this task. For chains of facts YaRN is better: "
         f"{_percent(chains(YARN, 8))} against {_percent(chains(BEST, 8))} at 8 times the length "
         "([all tasks](docs/results/index.md#tasks)).",
         f"**Perplexity** of such models at 16 times the length is {small(BEST, 16)} with these "
         f"wavelets, {small('transformer_xl', 16)} with Transformer-XL{alike(root)}, "
-        f"{small('kerple', 16)} with "
-        f"KERPLE, and {small(YARN, 16)} with YaRN. On more text the wavelets have "
-        f"{combined(BEST, 16)}, Transformer-XL with KERPLE "
-        f"{combined('transformer_xl+kerple', 16)}, "
-        f"and Self-Extend {recent(SELF_EXTEND, 16)} ([what this does not "
+        f"{small('kerple', 16)} with KERPLE, and {small(YARN, 16)} with YaRN. On a longer text the "
+        f"wavelets reach {combined(BEST, 16)}, and Transformer-XL with KERPLE "
+        f"{combined('transformer_xl+kerple', 16)} ([what this does not "
         "show](docs/concepts/extrapolation.md#what-does-not-follow)).",
         "**A real model**, SmolLM2-135M. After [the same "
         f"{few['settings']['tokens']:,} tokens of "
         "fine-tuning](docs/results/adapt.md#yarn-or-a-swap-with-the-same-training), YaRN is better "
         f"than a swap to `wavelet+kerple` at {better}: {yarn[once]:.2f} against {kerple[once]:.2f} "
         f"at the trained length, {yarn[twice]:.2f} against {kerple[twice]:.2f} at twice that; "
-        f"plain RoPE has {control[once]:.2f} and {control[twice]:.2f}. In another "
+        f"plain RoPE reaches {control[once]:.2f} and {control[twice]:.2f}. In another "
         f"run, {real['settings']['tokens'] // 10**6} million tokens on other text, where YaRN was "
-        f"not trained, a swap to `{swap}` has {arms['plain'][twice]:.2f} at twice the trained "
+        f"not trained, a swap to `{swap}` reaches {arms['plain'][twice]:.2f} at twice the trained "
         f"length, and plain RoPE {arms['control'][twice]:.2f}. Within the trained length that swap "
         "costs up to "
         f"{behind:.0%}.",
         f"**Speed on a CPU.** {bench_headline(root)} A decoding step with these wavelets "
         f"takes {decoding(root, LARGE_BEST)} times as long as with the stock model. [All "
-        "figures](docs/results/speed.md) say where wavepe is slower.",
+        "figures](docs/results/speed.md) show where wavepe is slower.",
         f"**Speed on a GPU.** {gpu_speed(root)}",
     )
     return "\n".join(wrapped(f"- {fact}", "  ", WIDTH) for fact in facts)
@@ -160,5 +159,5 @@ def choice(root: Path) -> str:
             rows.append(case[:3])
         elif case.take == rows[-1][1]:
             rows[-1] = f"{rows[-1][0]}, or {case.have.removeprefix('a new model, ')}", *rows[-1][1:]
-    text = table(("you have", "take", "price"), rows, "l")
+    text = table(("you have", "use", "price"), rows, "l")
     return text.replace("](", "](docs/guides/")
