@@ -169,9 +169,9 @@ def checkpoints(root: Path) -> list[Case]:
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
             f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}. "
             f"{untrained(root, 2 * TRAINED_LENGTH)}",
-            "beyond twice the trained length no real model was measured; in the larger models YaRN "
-            f"has {large(YARN, 8)} and {large(YARN, 16)}, up from {large(YARN, 1)} at the trained "
-            "length",
+            "no real model was measured with it beyond twice the trained length; in the larger "
+            f"models YaRN has {large(YARN, 8)} and {large(YARN, 16)}, up from {large(YARN, 1)} at "
+            "the trained length",
         ),
         Case(
             "a checkpoint with RoPE, fine-tuning on texts of the new length",
