@@ -13,7 +13,7 @@ from benchmarks.compare_kept import KEPT
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import deciding, largest
-from .choose import SELF_EXTEND, YARN, cases, decoding, means
+from .choose import YARN, cases, decoding, means
 from .claims import BEST, LARGE_BEST, W
 from .headlines import bench_headline
 from .pages import addresses, kept, wrapped
@@ -85,8 +85,9 @@ def found(root: Path) -> str:
         f"{_percent(needle('kerple', 16))} with KERPLE alone, "
         f"{_percent(needle('transformer_xl', 16))} with Transformer-XL, "
         f"{_percent(needle('alibi', 16))} with ALiBi, {_percent(needle(W, 16))} with wavelets "
-        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. Of eight facts they find {_percent(keys(BEST, 16))} and "
-        f"{_percent(keys('kerple', 16))} with the first two; with the wavelets, one seed of three "
+        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. Of eight facts "
+        f"they find {_percent(keys(BEST, 16))} and {_percent(keys('kerple', 16))} with the first "
+        "two; with the wavelets, one seed of three "
         "does not learn this task. For chains of facts YaRN is better: "
         f"{_percent(chains(YARN, 8))} against {_percent(chains(BEST, 8))} at 8 times the length "
         "([all tasks](docs/results/index.md#tasks)).",
