@@ -244,11 +244,13 @@ def new_models(root: Path) -> list[Case]:
             f"`{best}`, or for chains of facts RoPE with YaRN",
             "as above",
             f"in texts 16 times as long, one fact is found in {needle(BEST, 16)} of the cases, "
-            f"KERPLE alone {needle('kerple', 16)}, ALiBi {needle('alibi', 16)}, YaRN "
-            f"{needle(YARN, 16)}, wavelets alone {needle(W, 16)}; of eight facts {keys(BEST, 16)}, "
-            f"{keys('kerple', 16)}, {keys('alibi', 16)}, {keys(YARN, 16)}, {keys(W, 16)}",
+            f"KERPLE alone {needle('kerple', 16)}, Transformer-XL {needle('transformer_xl', 16)}, "
+            f"ALiBi {needle('alibi', 16)}, wavelets alone {needle(W, 16)}, YaRN "
+            f"{needle(YARN, 16)}; of eight facts "
+            + ", ".join(keys(x, 16) for x in (BEST, "kerple", "transformer_xl", "alibi", W, YARN)),
             "one seed of three does not learn the task with eight facts; with KERPLE alone or "
             f"ALiBi every seed does. Chains of facts at 8 times the length: {chains(BEST, 8)}, "
+            f"KERPLE alone {chains('kerple', 8)}, Transformer-XL {chains('transformer_xl', 8)}, "
             f"YaRN {chains(YARN, 8)}",
         ),
         Case(
