@@ -21,7 +21,6 @@ WIDE = ("bias", "sinks")  # they have the dtype of the computation
 
 UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TESTED = usual(all_of_them())
-SLOW = pytest.mark.slow
 
 SQUARE = [
     Shape(*lead, n, n, d, d)
@@ -31,14 +30,6 @@ FEW = [  # the second decodes; the fourth has queries before the first key
     Shape(1, 1, 1, 1, 1, 1, 1), Shape(2, 2, 1, 1, 33, 17, 9), Shape(1, 4, 2, 9, 9, 16, 16),
     Shape(2, 3, 3, 17, 5, 8, 3), Shape(1, 2, 2, 5, 70, 3, 31), Shape(2, 6, 2, 37, 41, 24, 20),
 ]  # fmt: skip
-
-
-def soon(values, *chosen):
-    """Return parameters: all but those chosen are of the long tail."""
-    return [
-        x if x in chosen else pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=SLOW)
-        for x in values
-    ]
 
 
 def wide(dtype):

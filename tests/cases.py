@@ -272,19 +272,21 @@ def compiled_once(backend):
     return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1
 
 
+def soon(values, *chosen):
+    """Parameters of a test; without --all those chosen alone. A tuple has the values of several."""
+    slow = pytest.mark.slow
+    return [
+        x if x in chosen else pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=slow)
+        for x in values
+    ]
+
+
 def every(step, values, turn=0):
-    """Parameters of a test; without --all every `step`-th one alone, from number `turn` on. A tuple
-    has the values of several parameters.
+    """The same; without --all every `step`-th one alone, from number `turn` on.
 
     Tests of one file have other turns, so that each value is in some of them.
     """
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)),
-            marks=() if (number - turn) % step == 0 else pytest.mark.slow,
-        )
-        for number, value in enumerate(values)
-    ]
+    return soon(values, *list(values)[turn % step :: step])
 
 
 def by_turns(options, values, step=None):

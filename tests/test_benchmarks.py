@@ -25,7 +25,7 @@ from benchmarks.case import Case, Compiler, judge
 from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
 
-QUICK = ["--quick", "--repeats", "2"]
+QUICK = ["--quick", "--repeats", "1"]
 OPERATORS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
 LONGER = sorted({*OPERATORS} - {"relative_bias"})  # whose rivals take longer to compile
 

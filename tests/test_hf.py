@@ -154,8 +154,7 @@ def test_weights_and_what_a_later_token_changes(spec):
 
 
 # --------------------------------------------------------------- padding and positions
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("spec", every(2, EACH))
+@pytest.mark.parametrize(("spec", "side"), by_turns(EACH, ["left", "right"], 4))
 def test_a_ragged_batch_equals_its_rows(spec, side):
     model, ids = patched(spec), tokens(3, 12)
     mask = torch.ones_like(ids)
@@ -365,8 +364,7 @@ def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise
 
 
 # --------------------------------------------------------------- training and tools
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("spec", every(2, EACH))
+@pytest.mark.parametrize(("spec", "reentrant"), by_turns(EACH, [False, True], 4))
 def test_gradient_checkpointing(spec, reentrant):
     model, ids = patched(spec).train(), tokens(2, LENGTH)
     wanted = gradients(model, ids)

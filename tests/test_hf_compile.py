@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import wavepe.hf
+from cases import soon
 from encoding_cases import LEARNED
 from hf_families import stirred
 from hf_model import (
@@ -29,8 +30,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 def each(specs, *quick):
     """Run a test with each encoding; without --all, with the quick ones."""
-    cases = [pytest.param(spec, marks=() if spec in quick else pytest.mark.slow) for spec in specs]
-    return pytest.mark.parametrize("spec", cases)
+    return pytest.mark.parametrize("spec", soon(specs, *quick))
 
 
 @pytest.fixture
@@ -134,10 +134,9 @@ MASKED = [
     ("transformer_xl", "padding"), ("alibi", "packed"),
 ]  # fmt: skip
 MASKED += [(spec, "lengths") for spec in (WAVELET, "shaw:clip=3", "none", "rope", "sinusoidal")]
-MASKED = [pytest.param(*m, marks=() if m in QUICK else pytest.mark.slow) for m in MASKED]
 
 
-@pytest.mark.parametrize(("spec", "how"), MASKED)
+@pytest.mark.parametrize(("spec", "how"), soon(MASKED, *QUICK))
 def test_what_is_seen(spec, how, compiled, graphs):
     model, ids = patched_tiny(spec, **ONE), tokens(1 if how == "lengths" else 2, 12)
     options = {**HOW[how], "use_cache": False}

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("transformers.exporters")
 
 import wavepe
+from cases import soon
 from hf_families import stirred
 from hf_model import Logits, close, logits, patched_tiny, tokens
 from transformers.exporters import configs
@@ -27,10 +28,6 @@ LONGEST = 200
 COMBINED = "rope:fraction=0.5+wavelet:scales=4,projection=true"
 SPECS = ["rope", "wavelet:scales=4", "alibi", "kerple", "shaw", "t5", "transformer_xl", "sandwich"]
 SPECS += ["sinusoidal", "none", "wavelet:scales=4,learned=true", "rope@0+alibi@1"]
-
-
-def each(values, *chosen):
-    return [pytest.param(v, marks=() if v in chosen else pytest.mark.slow) for v in values]
 
 
 def model_of(spec):
@@ -58,7 +55,7 @@ def run(session, ids):
     return torch.from_numpy(session.run(None, {name: ids.numpy()})[0])
 
 
-@pytest.mark.parametrize("spec", each([*SPECS, COMBINED], COMBINED))
+@pytest.mark.parametrize("spec", soon([*SPECS, COMBINED], COMBINED))
 def test_a_whole_model(spec, tmp_path):
     model = Logits(model_of(spec)).eval()
     session = session_of(model, tmp_path / "model.onnx", max=LONGEST)
@@ -67,7 +64,7 @@ def test_a_whole_model(spec, tmp_path):
         assert close(run(session, ids), wanted(model, ids), 2e-5)
 
 
-@pytest.mark.parametrize("spec", each(["wavelet:scales=4", "sinusoidal"], "sinusoidal"))
+@pytest.mark.parametrize("spec", soon(["wavelet:scales=4", "sinusoidal"], "sinusoidal"))
 def test_without_a_bound(spec, tmp_path, monkeypatch):
     """A table has the rows that the warning says, and more tokens raise an error."""
     monkeypatch.setattr("wavepe.positions.tables.OPEN_LENGTH", 64)
@@ -89,8 +86,8 @@ EXPORTERS = {  # what must be installed, and options of the program that runs
 
 
 @pytest.mark.parametrize("program", EXPORTERS)
-@pytest.mark.parametrize("spec", each([*SPECS, COMBINED], "wavelet:scales=4"))
-@pytest.mark.parametrize("cached", each([0, 7], 7))
+@pytest.mark.parametrize("spec", soon([*SPECS, COMBINED], "wavelet:scales=4"))
+@pytest.mark.parametrize("cached", soon([0, 7], 7))
 def test_exporters_of_transformers(program, spec, cached):
     needed, config, options = EXPORTERS[program]
     pytest.importorskip(needed)
@@ -118,7 +115,7 @@ def test_exporters_of_transformers(program, spec, cached):
             assert close(got, want, 2e-5)
 
 
-@pytest.mark.parametrize("spec", each(["normalised", "sinusoidal:reversed=true"], "normalised"))
+@pytest.mark.parametrize("spec", soon(["normalised", "sinusoidal:reversed=true"], "normalised"))
 def test_a_fixed_length_with_padding(spec):
     """Positions come from the mask then."""
     model, ids = wavepe.hf.fix_length(model_of(spec), 40), tokens(2, 9)

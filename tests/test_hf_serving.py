@@ -6,7 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cases import needs
+from cases import needs, soon
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.24")
@@ -44,10 +44,9 @@ QUICK = (
     "rope:theta=100+sink+window:size=4+temperature:floor=3,alpha=0.5",
 )
 each_family = by_turns(count=1, always=(), more=UNROTATED)
-EACH = [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in specs()]
 
 
-@pytest.mark.parametrize("spec", EACH)
+@pytest.mark.parametrize("spec", soon(specs(), *QUICK))
 def test_each_request_is_that_of_generate(spec):
     """In one row, in chunks of a prompt, and at the length of each request."""
     model = stirred(patched_tiny(spec))

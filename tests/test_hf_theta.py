@@ -7,6 +7,7 @@ import torch
 import transformers
 import wavepe
 import wavepe.hf
+from cases import soon
 from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
 from hf_model import LENGTH, SCALINGS, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
@@ -14,11 +15,8 @@ from wavepe.hf.theta import set_theta
 
 OTHER = 9.0
 QUICK = ("llama", "phi3", "gpt_neox", "gemma3_text", *ROTARY)
-EVERY = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in (*FAMILIES, *ROTARY)
-    if name != "granite_swa"  # see test_a_base_for_each_layer
-]
+# For granite_swa see test_a_base_for_each_layer.
+EVERY = soon((x for x in (*FAMILIES, *ROTARY) if x != "granite_swa"), *QUICK)
 
 
 def asked(family, theta):

@@ -9,6 +9,7 @@ import torch
 import transformers
 import wavepe
 import wavepe.hf
+from cases import every, soon
 from encoding_cases import LEARNED, YARN
 from hf_families import FAMILIES, LOCAL_THETA, THETA, UNROTATED, build, by_turns, stirred
 from hf_model import (
@@ -135,10 +136,7 @@ def test_wrong_encodings_are_seen_by_the_configuration():
 
 
 QUICK = (*EACH_ENTRY, *LEARNED, "wavelet:kind=haar,scales=2,fixed_scale=true", YARN)
-CHECKPOINTS = [
-    pytest.param(spec, marks=() if spec in QUICK else pytest.mark.slow)
-    for spec in (*SPECS, *LEARNED)
-]
+CHECKPOINTS = soon((*SPECS, *LEARNED), *QUICK)
 
 
 @pytest.mark.parametrize("spec", CHECKPOINTS)
@@ -171,7 +169,7 @@ def test_a_checkpoint_keeps_its_encoding(spec, tmp_path):
     assert "position_encoding" not in stored
 
 
-@pytest.mark.parametrize("spec", [*EACH_ENTRY, *LEARNED])
+@pytest.mark.parametrize("spec", every(2, [*EACH_ENTRY, *LEARNED]))
 def test_bfloat16_checkpoints(spec, tmp_path):
     """Learned parameters stay in float32."""
     model = stirred(wavepe.hf.patch(tiny().bfloat16(), spec))
@@ -241,7 +239,7 @@ def test_a_checkpoint_under_another_encoding(spec, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers reports the missing keys of learned ones
-@pytest.mark.parametrize("spec", [*EACH_ENTRY, *LEARNED])
+@pytest.mark.parametrize("spec", every(2, [*EACH_ENTRY, *LEARNED], 1))
 def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
     tiny().save_pretrained(tmp_path)
     wanted = logits(patched_tiny(spec), IDS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import wavepe
 import wavepe.nn
-from cases import by_turns, compiled_once, forget_registrations, recording_backend
+from cases import by_turns, compiled_once, every, forget_registrations, recording_backend, soon
 from encoding_cases import LEARNED
 from nn_cases import SPECS, assert_exact, made, tokens
 from op_cases import PROGRAMS, of_values, program_of
@@ -153,7 +153,7 @@ SOON = [c for c in OF_VALUES if c[0] == "fox" and (c[1] == LENGTH) == (c[2] != "
 @pytest.mark.parametrize("mode", some(*PROGRAMS))
 @pytest.mark.parametrize(
     ("spec", "axes", "mask"),
-    [c if c in SOON else pytest.param(*c, marks=pytest.mark.slow) for c in OF_VALUES],
+    soon(OF_VALUES, *SOON),
 )
 def test_sizes_that_only_values_tell(spec, axes, mask, mode):
     """Each size of every encoding, and what hides keys."""
@@ -195,7 +195,7 @@ def test_export_to_operators_of_torch_alone(spec, causal):
         torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", every(2, SPECS))
 def test_tables_of_a_tracer_and_of_inference_stay_there(spec):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -1,6 +1,7 @@
 """wavepe.ops.attention and its composition in torch, against the oracle: outputs and every gradient
 over a grid of shapes, options and dtypes."""
 
+import itertools
 import math
 
 import numpy as np
@@ -25,7 +26,7 @@ from attention_cases import (
     torch,
 )
 from attention_options import COMBINED, LARGE, OPTIONS, SHAPES, Shape
-from cases import by_turns, generator
+from cases import by_turns, generator, soon
 
 each_option = pytest.mark.parametrize("option", OPTIONS)
 each_dtype = pytest.mark.parametrize("dtype", [F32, F64, *LOW])
@@ -116,15 +117,14 @@ LARGE_OPTIONS = (
     *("plain", "every key", "window", "slopes", "table", "table, both sides, edge"),
     *("bias", "bias, both sides, edge", "bias, offset of rows", "bias, table"),
     *("table per head", "offset of rows, table", "segments", "dropout, table"),
-    *("mask of rows", "everything", "window, future too", "edge far above"),
+    *("window, future too", "edge far above"),
     *("narrow table", "narrow table, both sides, edge", "sinks, segments, dropout"),
 )
-LONG = {(option, shape) for option in ("mask of rows", "everything") for shape in LARGE[4:]}
+SLOW = ("mask of rows", "everything")
 
 
 @pytest.mark.parametrize(
-    ("option", "shape"),
-    [each for each in by_turns(LARGE_OPTIONS, LARGE, 2) if each.values not in LONG],
+    ("option", "shape"), [*by_turns(LARGE_OPTIONS, LARGE, 2), *by_turns(SLOW, LARGE[:4], 2)]
 )
 def test_more_than_one_block(variant, option, shape):
     grid(attention, option, [shape])
@@ -141,15 +141,10 @@ MORE += ["bias", "bias of all heads", "bias, both sides, edge"]
 
 @pytest.mark.parametrize(
     ("option", "shape"),
-    [
+    soon(
+        itertools.product(OF_CHUNKS + MORE, CHUNKS),
         *zip(OF_CHUNKS, CHUNKS, strict=True),
-        *(
-            pytest.param(option, shape, marks=pytest.mark.slow)
-            for option in OF_CHUNKS + MORE
-            for shape in CHUNKS
-            if (option, shape) not in zip(OF_CHUNKS, CHUNKS, strict=True)
-        ),
-    ],
+    ),
 )
 def test_chunks_of_queries(option, shape):
     check(attention, generator("chunks", option), shape, OPTIONS[option])

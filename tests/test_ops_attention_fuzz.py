@@ -16,8 +16,8 @@ from pathlib import Path
 import fuzz
 import pytest
 import wavepe
-from attention_cases import composed, soon, torch
-from cases import generator
+from attention_cases import composed, torch
+from cases import generator, soon
 from fuzz_attention import Attention
 from processes import output
 

@@ -21,10 +21,9 @@ from attention_cases import (
     judge,
     run,
     same,
-    soon,
     torch,
 )
-from cases import by_turns, generator
+from cases import by_turns, generator, soon
 
 TINY = [Shape(2, 2, 1, 3, 4, 2, 3), Shape(1, 2, 2, 1, 5, 3, 1), Shape(1, 2, 1, 3, 2, 2, 1)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import generator, needs
+from cases import generator, needs, soon
 
 needs("triton")
 if os.environ["TRITON_INTERPRET"] != "1":
@@ -28,7 +28,6 @@ from attention_cases import (
     judge,
     run,
     same,
-    soon,
     tensor,
     torch,
 )
@@ -253,14 +252,14 @@ LONG_CASES = [(o, keys, learned) for o in LONG for keys in (64, 128) for learned
 
 @pytest.mark.parametrize(("option", "keys", "learned"), soon(LONG_CASES, LONG_CASES[2]))
 def test_far_zones_on_both_sides_interpreted(option, keys, learned, of_keys):
-    """A table of 2199 rows: queries see far zones before and behind the near ones, and keys without
+    """A table of 1599 rows: queries see far zones before and behind the near ones, and keys without
     a row. A block of queries straddles two zones. Near zones end in the middle of 128 keys."""
     of_keys(keys)
     rng = generator("long", option)
     kind, d = ("ricker", 64) if option == "causal, window" else ("morlet", 32)  # of rank 8 and 16
-    p, first, _ = wavepe.encoding("wavelet", kind=kind).table(1100, d, causal=False)
-    given = {"p": p, "first": first, "causal": False, "scale": 1.5, "offset": 894}
-    shape = Shape(1, 2 if "slopes" in LONG[option] else 1, 1, 37, 1650, d, d)
+    p, first, _ = wavepe.encoding("wavelet", kind=kind).table(800, d, causal=False)
+    given = {"p": p, "first": first, "causal": False, "scale": 1.5, "offset": 650}
+    shape = Shape(1, 2 if "slopes" in LONG[option] else 1, 1, 37, 1200, d, d)
     arguments = draw(rng, shape, given | LONG[option])
     grads = incoming(rng, arguments)
     exact = judge(arguments, *grads).values
@@ -273,7 +272,7 @@ def test_far_zones_on_both_sides_interpreted(option, keys, learned, of_keys):
     assert_near(run(interpreted, arguments, *grads, wanted=wanted), exact, 1.5 * d * 0.8e-7)
 
 
-@pytest.mark.parametrize("option", soon((*TABLES, *OTHERS), "bias, table", "everything"))
+@pytest.mark.parametrize("option", soon((*TABLES, *OTHERS), "everything"))
 def test_tiles_of_128_keys_interpreted(option, of_keys):
     of_keys(128)
     grid(interpreted, option, [SHAPE._replace(m=10 if option in TABLES else 66, n=200)])

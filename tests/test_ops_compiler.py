@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 import wavepe
 from processes import forked, output
@@ -22,14 +21,9 @@ def test_import_brings_no_more_of_torch():
     assert not output("-c", IMPORTED, **PATH).split()
 
 
-# One of each way to the marks: an operator, a table, a constant, a part that is not traced.
-SOON = "rope attention device_constant relative_table rotary"
-
-
-@pytest.mark.parametrize("names", [SOON, pytest.param("", marks=pytest.mark.slow, id="all")])
-def test_the_first_trace_sets_the_marks(names):
-    script = Path(__file__).with_name("first_trace_calls.py")
-    output(script, *names.split(), start=forked, **PATH)
+def test_the_first_trace_sets_the_marks():
+    """Of each operator, of a table, a constant, and a part that is not traced."""
+    output(Path(__file__).with_name("first_trace_calls.py"), start=forked, **PATH)
 
 
 def test_later_marks_are_set_at_once():

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import OPTIONS, Shape, soon
+from attention_cases import OPTIONS, Shape
 from attention_cases import draw as draw_attention
-from cases import by_turns, every, generator
+from cases import by_turns, every, generator, soon
 from op_cases import F32, F64, OPERATORS, tensors_of
 from processes import forked, output
 from wavepe import ops
@@ -42,7 +42,7 @@ def program_of(module, *args, **options):
     return program.module()
 
 
-@pytest.mark.parametrize(("case", "dtype"), by_turns(CASES, [F32, F64]), ids=words)
+@pytest.mark.parametrize(("case", "dtype"), by_turns(CASES, [F32, F64], 4), ids=words)
 def test_every_operator(case, dtype):
     op, form = case
     given = op.draw(generator("standard", op.name, form), 6, dtype, **op.forms[form])

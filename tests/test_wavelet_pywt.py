@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import wavepe
-from cases import assert_within
+from cases import assert_within, soon
 from numpy.testing import assert_array_equal
 from processes import forked, output
 
@@ -83,9 +83,7 @@ def test_every_entry(kind, mirrored):
         assert_array_equal(got, table(kind, offsets, levels, shifts, bool(mirrored)).astype(dtype))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k not in SOME else []) for k in PUBLISHED]
-)
+@pytest.mark.parametrize("kind", soon(PUBLISHED, *SOME))
 def test_published_members(kind):
     """Mean 0, not nothing, finite, and none of it beyond the support of 2^level (filter - 1)."""
     p, first, beyond = wavepe.encoding(f"wavelet:kind={kind}").table(40000, 16)
