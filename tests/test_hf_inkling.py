@@ -2,6 +2,7 @@
 encodings."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -135,6 +136,17 @@ def test_its_options_are_those_of_inkling_2(monkeypatch):
         # the model's own are replaced, and it has no constants of sinks
         if x.grad is not None and not name.endswith(".sinks"):
             assert close(x.grad, exact[name if name in exact else x], 1e-10)
+
+
+@pytest.mark.skipif("inkling2_text" not in UNROTATED, reason="transformers has no Inkling 2")
+def test_sinks_of_tokens_join_those_of_the_model():
+    stock = build("inkling2_text", attn_implementation="eager")
+    model = wavepe.hf.patch(copy.deepcopy(stock), "relative+sink:from_input=true")
+    for layer, other in zip(model.model.layers, stock.model.layers, strict=True):
+        layer.self_attn.position_encoding.s_proj.data.copy_(other.self_attn.sink_proj.weight)
+        other.self_attn.sink_proj.register_forward_hook(lambda module, args, out: out + math.log(2))
+    assert close(whole(model), whole(stock), 1e-5)
+    assert close(*(x(IDS, output_attentions=True).logits.detach() for x in (model, stock)))
 
 
 @pytest.mark.parametrize(("spec", "stock"), by_turns(OTHERS, [*UNROTATED], 4), indirect=["stock"])

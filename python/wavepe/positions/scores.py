@@ -236,10 +236,10 @@ class Scores:
             out = out * left_by(token_sinks, lse)
         return out.to(q.dtype)
 
-    def token_sinks(self, learned: Terms, models: Tensor | None = None) -> Tensor | None:
+    def token_sinks(self, learned: Terms, of_model: Tensor | None = None) -> Tensor | None:
         """Return the sinks (B, H, m) of the tokens: the model's own and those of the encoding."""
         of_parts = (x.input_sinks for x in learned.values())
-        all_sinks = [x for x in (models, *of_parts) if x is not None]
+        all_sinks = [x for x in (of_model, *of_parts) if x is not None]
         return reduce(torch.logaddexp, all_sinks) if all_sinks else None
 
     def window(self, window: int | None) -> int | None:
