@@ -104,9 +104,10 @@ def test_the_formula_of_the_tests_can_fail():
         assert_exact(other(x), module, x)
 
 
-@pytest.mark.parametrize("spec", [x for x in RELATIVE if not wavepe.encoding(x).reads_input])
+@pytest.mark.parametrize("spec", [*RELATIVE, "sink:from_input=true"])
 def test_the_last_queries_alone_and_a_cache(spec):
-    attention, q, k, v = parts(made(spec), tokens())
+    x = tokens()
+    attention, q, k, v = parts(made(spec), x)
     whole, cache = attention(q, k, v), KVCache()
     for count in (0, 1, 4):
         last = attention(q[:, :, 11 - count :], k, v)
@@ -116,7 +117,8 @@ def test_the_last_queries_alone_and_a_cache(spec):
     assert (shifted - whole[:, :, 7:]).abs().max() < 1e-6
     with torch.inference_mode():
         for place in (slice(0, 6), slice(6, 7), slice(7, 11)):
-            out = attention(q[:, :, place], k[:, :, place], v[:, :, place], cache=cache)
+            of_input = {"x": x[:, place]} if attention.encoding.reads_input else {}
+            out = attention(q[:, :, place], k[:, :, place], v[:, :, place], cache=cache, **of_input)
             assert (out - whole[:, :, place]).abs().max() < 1e-6
     assert cache.length == 11
 
