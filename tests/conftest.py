@@ -14,6 +14,9 @@ import importlib
 import itertools
 import os
 
+# Most of what imports and models make lives on. The default looks at it all after 700 objects.
+gc.set_threshold(50_000)
+
 # This must be set before torch is loaded. It is also for processes that tests start. On a busy
 # machine, small operators with several threads mostly wait. Tests of threads set their own number.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -22,7 +22,7 @@ def test_import_brings_no_more_of_torch():
 
 
 def test_the_first_trace_sets_the_marks():
-    """Of each operator, of a table, a constant, and a part that is not traced."""
+    """Each operator, a table, a constant, and a part that is not traced."""
     output(Path(__file__).with_name("first_trace_calls.py"), start=forked, **PATH)
 
 
