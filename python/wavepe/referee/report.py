@@ -37,7 +37,7 @@ _PARTS = {"gpt_neox": 0.25, "qwen3_next": 0.25, "stablelm": 0.25} | dict.fromkey
 )
 # The base of sliding layers, which do not scale, where the configuration gives none.
 _LOCAL = dict.fromkeys(("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), 1e4) | {"olmo3": 5e5}
-# What rotates in another way, and keys of rotations that no report describes.
+# Rotations of another kind, and keys of rotations, that no report describes.
 _OTHERS = {"nanochat": "the inverse rotation", "ernie4_5_vl_moe_text": "pairs in another order"}
 _NO_TEXT = {"num_mel_bins", "patch_size"}
 _UNREAD = (
