@@ -13,6 +13,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wavepe.encodings import RoPE
 from wavepe.hf.rotary import RopeRotation
+from wavepe.training.recipes import untrained
 
 THETA = 50.0  # small, so that positions matter in sequences this short
 TYPES = {
@@ -64,6 +65,7 @@ def test_spec_and_bare_rope_equal_the_stock_model(name):
             assert not close(stock, logits(plain, ids), 1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:.*replaces the model's scaling linear")
 @pytest.mark.parametrize("name", STOCK)
 def test_type_alone_takes_the_base_of_the_model(name):
     keys = parameters(name)
@@ -199,6 +201,18 @@ def test_refused():
             wavepe.hf.patch(model, spec)
         assert dict(vars(model.model)) == before
         assert not hasattr(model.config, "position_encoding")
+
+
+def test_a_scaling_that_is_replaced_is_told():
+    """YaRN reckons with plain frequencies, and Llama 3.1 was not trained with them."""
+    spec = "rope:type=yarn,factor=4"
+    with pytest.warns(UserWarning, match=f"{spec} replaces the model's scaling llama3"):
+        wavepe.hf.patch(scaled("llama3"), spec)
+    for model, quiet in ((tiny(), spec), (scaled("yarn"), spec), (scaled("llama3"), "rope")):
+        wavepe.hf.patch(model, quiet)  # a warning would be an error
+    assert set(untrained(tiny(), 2000)) == {"yarn", "self-extend"}
+    assert set(untrained(scaled("llama3"), 2000)) == {"self-extend"}
+    assert not untrained(scaled("dynamic"), 2000)
 
 
 def test_what_a_type_does_not_read():

@@ -24,8 +24,8 @@ _ROWS = {
     "control": "{} model, fine-tuned", "swapped": "swapped", "adapted": "swapped, fine-tuned",
 }  # fmt: skip
 _ADVICE = (
-    "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
-    "give --lengths beyond it."
+    "For text beyond the trained length alone, compare YaRN and Self-Extend, which need no "
+    "training: give --lengths beyond it."
 )
 
 
@@ -91,7 +91,7 @@ class Adaptation:
             if ahead:
                 at = " and ".join(map(str, ahead))
                 lines.append(f"At {at} {self._unit}s it is behind: {self._labels[rival]}.")
-        return lines if "yarn" in figures else [*lines, _ADVICE]
+        return lines if "self-extend" in figures else [*lines, _ADVICE]
 
     def __repr__(self) -> str:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"

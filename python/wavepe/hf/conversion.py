@@ -27,7 +27,7 @@ from .folder import MODULE, auto_map, is_ours, write_beside
 from .layers import LayerEncodings, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
-from .patching import warn_of_scales
+from .patching import warn_of_misfits
 
 # Weights in other formats, and training states: they belong to the source model alone.
 OTHER_WEIGHTS = (
@@ -138,7 +138,7 @@ def convert(
     files = _read_weights(source)
     stored = {name: x for tensors in files.values() for name, x in tensors.items()}
     dropped = {name for name in stored if MODULE_NAME in name.split(".") or name.endswith(UNREAD)}
-    warn_of_scales(model, chosen)
+    warn_of_misfits(model, chosen)
     added = {  # the parameters of a learned encoding
         f"{place}.{name}": value.float()
         for place, module in model.named_modules()

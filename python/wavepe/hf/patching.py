@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ..encodings.wavelet import scale_hint
-from . import families, t5
+from . import families, rope_config, t5
 from .config import EncodedConfig, OwnConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import LayerEncodings, Spec
@@ -104,18 +104,25 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
             )
     install_patch(model, chosen)
     check_lengths(model)
-    warn_of_scales(model, chosen)
+    warn_of_misfits(model, chosen)
     return model
 
 
-def warn_of_scales(model: nn.Module, chosen: LayerEncodings) -> None:
-    """Warn of wavelets that are wide for the trained length of the model."""
+def warn_of_misfits(model: nn.Module, chosen: LayerEncodings) -> None:
+    """Warn of wavelets that are wide for the trained length, and of a scaling that is replaced."""
     base = families.decoder(model)
     size = max(heads.head_dim for heads in families.sizes(base))
     longest = base.config.max_position_embeddings or math.inf
     for encoding in chosen.encodings:
         if hint := scale_hint(encoding, size, longest):
             warnings.warn(f"{encoding}: {hint}", stacklevel=3)
+        kind = getattr(encoding.rotary, "type", None)
+        for lost in {*rope_config.rope_types(base.config)} - {"default", kind} if kind else ():
+            warnings.warn(
+                f"{encoding} replaces the model's scaling {lost}: the model is worse at every "
+                "length until it is trained again. rope:self_extend keeps the scaling",
+                stacklevel=3,
+            )
 
 
 def unpatch(model: M) -> M:

@@ -37,10 +37,15 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
     return dict(whole if slot.layer_type is None else whole[slot.layer_type])
 
 
+def rope_types(config: Any) -> list[str]:
+    """Return the type of RoPE of each layer type."""
+    slots = (Slot(layer_type=kind or None) for kind in bases(config))
+    return [parameters(config, slot).get("rope_type", "default") for slot in slots]
+
+
 def any_follows_length(config: Any) -> bool:
     """Return whether frequencies of some layers depend on the sequence length."""
-    slots = (Slot(layer_type=kind or None) for kind in bases(config))
-    kinds = (parameters(config, slot).get("rope_type", "default") for slot in slots)
+    kinds = rope_types(config)
     return any(kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length for kind in kinds)
 
 

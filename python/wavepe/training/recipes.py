@@ -115,15 +115,17 @@ def _richer(part: Encoding) -> Encoding:
 def untrained(model: Any, longest: int) -> dict[str, str]:
     """Return YaRN and Self-Extend for `longest` tokens, the rivals that need no training.
 
-    The dict is empty if the model is trained on such lengths, or has no plain RoPE.
+    Those that fit: none on trained lengths or for other encodings, and for llama3 no YaRN.
     """
     config = families.decoder(model).config
     trained = config.max_position_embeddings
-    plain = (config.rope_parameters or {}).get("rope_type") == "default"
-    if encoding_of(model) or not plain or families.of(config).is_partial or longest <= trained:
+    kind = (config.rope_parameters or {}).get("rope_type")
+    plain = kind in ("default", "llama3") and not families.of(config).is_partial
+    if encoding_of(model) or not plain or longest <= trained:
         return {}
     extend = f"rope:self_extend={max(32, 2 * longest // trained)},neighbors={trained // 2}"
-    return {"yarn": f"rope:type=yarn,factor={longest / trained:g}", "self-extend": extend}
+    yarn = {"yarn": f"rope:type=yarn,factor={longest / trained:g}"} if kind == "default" else {}
+    return {**yarn, "self-extend": extend}
 
 
 def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, str]:
