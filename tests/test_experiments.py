@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -88,6 +89,13 @@ def test_few_or_different_seeds_have_no_interval(tmp_path):
     for of, wrong in (("perplexity", "alibi has .4, 6."), ("accuracy", "`of` .*perplexity")):
         with pytest.raises(ValueError, match=wrong):
             loaded.paired("rope", "alibi", of)
+
+
+def test_a_seed_that_failed_leaves_the_table_readable(tmp_path):
+    rope, one = dict.fromkeys(range(3), 2.0), {0: 2.0, 1: 1e250, 2: 2.0}
+    assert re.search(
+        r"\[0\.000, \d\.\d\de\+\d+\] \|$", str(planted(tmp_path, rope=rope, alibi=one))
+    )
 
 
 def test_the_table_of_pairs_in_markdown_and_latex(tmp_path):

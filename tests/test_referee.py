@@ -314,8 +314,9 @@ MISCONFIGURED = [
     ({"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": 1000}}, "rotation with alpha"),
     ({"model_type": "nanochat"}, f"{NO_ROPE} 'the inverse rotation'"),
     ({"model_type": "ernie4_5_vl_moe_text"}, f"{NO_ROPE} 'pairs in another order'"),
-    ({"model_type": "pixtral", "patch_size": 16}, f"{NO_ROPE} 'positions of images or audio'"),
+    ({"model_type": "pixtral", "patch_size": 16}, f"{NO_ROPE} 'positions of images'"),
     ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 2}}, "with attn_factor"),
     ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
     ({"rope_theta": 1e4, "position_encoding": "rope:theta=9"}, f"{NO_ROPE} 'rope:theta=9'"),
 ]
@@ -350,6 +351,7 @@ HEADS_BY_LAYER = {"per_layer_config": {"01": {"head_dim": 64}}, "layer_types": [
 PHI = {"rope_scaling": {**DIVISORS, "type": "su", ORIGINAL: 7}, ORIGINAL: BEFORE}
 CONFIGS = [
     ({"rope_theta": 3e4}, oracle.default(DIM, 3e4)),
+    ({"rope_theta": 3e4, "patch_size": 14, "vocab_size": 9}, oracle.default(DIM, 3e4)),  # MiniCPM
     ({"rope_scaling": None}, oracle.default(DIM, 1e4)),
     ({"head_dim": 16, "rope_theta": 3e4}, oracle.default(16, 3e4)),
     ({"rotary_emb_base": 3e4, "rotary_pct": 0.25}, oracle.default(16, 3e4)),
@@ -495,7 +497,11 @@ def test_gguf(tmp_path):
         (gguf(META, version=1), "needs the version 2 or 3, little-endian; got 1"),
         (gguf(META, tensors, kind=1), "rope_freqs.weight must hold float32, got the GGUF type 1"),
         (gguf({**MODEL, "general.architecture": "bert"}), "needs head_dim"),
-        (gguf(META | of_llama({**yarn, "rope.scaling.attn_factor": 2.0})), "with attn_factor"),
+        *(
+            (gguf(META | of_llama({**more, f"rope.scaling.{key}_factor": 2.0})), "with attn_factor")
+            for key in ("attn", "yarn_attn", "yarn_ext")
+            for more in ({}, yarn)
+        ),
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=words):

@@ -230,7 +230,7 @@ class Attend(CPUAttentionBackendImpl):
         q, k, rotated = encoding.rotate(q, k, batch.positions, None)
         kv_cache[batch.slots] = torch.cat([k[0], v[0]], -1).transpose(0, 1)
         shared = None if self.shared is None else self.shared(batch.longest, self.state.learned)
-        x = None if self.input is None else self.input[None]
+        x = None if self.input is None else self.input[None, :count]
         learned = encoding.learn(batch.longest, self.state, shared, x)
         pages, requests = kv_cache, batch.in_pages
         if self.changes_keys:

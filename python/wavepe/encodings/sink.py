@@ -21,22 +21,19 @@ class Sink(Encoding):
     weight(m, n) = exp(score(m, n)) / (exp(sink_h) + sum over n of exp(score(m, n))). It is a part
     to combine with others, such as "rope+sink". Each layer has its own sinks.
 
-    With `from_input` the sink of a query depends on its token, as in Inkling 2: sink_h + w_h.x_m,
-    for the input x of the attention layer.
-
     Parameters
     ----------
     initial : float
         The initial value of the sinks. With a negative number, such as -8, a swap changes a
         trained model least.
     from_input : bool
-        Train a w (dim,) for each head, too, which begins at zero.
+        Train a w (dim,) for each head, too, which begins at zero: query m has the sink
+        sink_h + w_h.x_m, for the input x of the attention layer, as in Inkling 2.
 
     References
     ----------
     OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, arXiv 2508.10925; Xiao et al., "Efficient
-    streaming language models with attention sinks", ICLR 2024, arXiv 2309.17453;
-    `Inkling2SlidingAttention` of transformers.
+    streaming language models with attention sinks", ICLR 2024, arXiv 2309.17453.
     """
 
     name = "sink"

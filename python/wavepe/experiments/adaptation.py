@@ -23,10 +23,8 @@ _ROWS = {
     "stock": "{} model", "yarn": "{} model, YaRN", "self-extend": "{} model, Self-Extend",
     "control": "{} model, fine-tuned", "swapped": "swapped", "adapted": "swapped, fine-tuned",
 }  # fmt: skip
-_ADVICE = (
-    "For text beyond the trained length alone, compare YaRN and Self-Extend, which need no "
-    "training: give --lengths beyond it."
-)
+_ADVICE = """For text beyond the trained length alone, compare YaRN and Self-Extend, which need \
+no training: give --lengths beyond it."""
 
 
 @dataclass(frozen=True, repr=False)

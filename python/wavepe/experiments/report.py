@@ -119,7 +119,7 @@ class Results:
             seeds = f"{encoding} has {sorted(one)}, {baseline} has {sorted(other)}"
             raise UsageError(f"`baseline`: needs the seeds of `encoding`, but {seeds}")
         rows, ratio, few = [], of != "accuracy", len(one) < _LEAST_SEEDS
-        scale = math.exp if ratio else float
+        scale = (lambda x: math.exp(min(x, 700))) if ratio else float  # a training may have failed
         for n in map(str, self._settings.lengths):
             pairs = ((x[n], other[seed][n]) for seed, x in one.items())
             values = [math.log(a / b) if ratio else a - b for a, b in pairs]
@@ -162,8 +162,12 @@ class Results:
             return []
         what, how = ("accuracy", "minus") if self._settings.task else ("perplexity", "divided by")
         enough = count >= _LEAST_SEEDS
-        cell = "{mean:.3f}" + " [{low:.3f}, {high:.3f}]" * enough
-        rows = [(x, [cell.format_map(n) for n in self.paired(x, baseline, what)]) for x in seeds]
+
+        def cell(pair: dict[str, Any]) -> str:
+            mean, *ends = (_plain(pair[x], 3) for x in ("mean", "low", "high")[: 1 + 2 * enough])
+            return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+        rows = [(x, [cell(n) for n in self.paired(x, baseline, what)]) for x in seeds]
         shown = "mean" + " and 95 % interval" * enough
         title = f"{what.capitalize()} {how} that of {baseline}, {shown} of {count} seeds"
         heads = headings(self._settings.lengths, self._settings.train_length)
@@ -347,5 +351,5 @@ def mean_and_spread(cell: Sequence[float]) -> str:
     return text if len(cell) == 1 else f"{text} ±{_plain(statistics.stdev(cell))}"
 
 
-def _plain(value: float) -> str:
-    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"  # a training that failed
+def _plain(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"  # a training that failed

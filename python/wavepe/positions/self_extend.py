@@ -7,6 +7,7 @@ stays linear in the length, and a cache holds keys with their own rotation.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -42,11 +43,12 @@ class SelfExtend:
         self, kernel_args: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
     ) -> tuple[Tensor, Tensor]:
         """Merge attention to near and far keys; `queries` and `keys` are positions (B|1, ...)."""
+        attend: Any = functools.partial(ops.attention, return_lse=True)
         near, window = self._near, kernel_args.get("window")
         q, k = kernel_args["q"], kernel_args["k"]
         if is_known(k.shape[2] <= near) or (window is not None and is_known(window <= near)):
-            return _attend(kernel_args)
-        parts = [_attend({**kernel_args, "window": near})]
+            return attend(**kernel_args)
+        parts = [attend(**{**kernel_args, "window": near})]
         shift = 0 if self._group is None else near // self._group
         offset = kernel_args.get("offset")
         offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near
@@ -59,7 +61,7 @@ class SelfExtend:
             "window": None if window is None else torch.sym_max(window - near, 0),
         }
         far.pop("sinks", None)  # they are counted once
-        parts.append(_attend(far))
+        parts.append(attend(**far))
         return ops.merge_attention(*zip(*parts, strict=True))
 
     def _moved(self, x: Tensor, places: Tensor, add: int, interleaved: bool) -> Tensor:
@@ -67,8 +69,3 @@ class SelfExtend:
         grouped = places // self._group if self._group is not None else torch.zeros_like(places)
         cos, sin = ops.rope_table(grouped + add - places, self._inv_freq.on(x), dtype=wide(x))
         return ops.rope(x, cos, sin, interleaved=interleaved)
-
-
-def _attend(kernel_args: dict[str, Any]) -> Any:
-    """Return the attention and its lse."""
-    return ops.attention(**kernel_args, return_lse=True)

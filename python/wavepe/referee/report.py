@@ -39,7 +39,6 @@ _PARTS = {"gpt_neox": 0.25, "qwen3_next": 0.25, "stablelm": 0.25} | dict.fromkey
 _LOCAL = dict.fromkeys(("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), 1e4) | {"olmo3": 5e5}
 # Rotations of another kind, and keys of rotations, that no report describes.
 _OTHERS = {"nanochat": "the inverse rotation", "ernie4_5_vl_moe_text": "pairs in another order"}
-_NO_TEXT = {"num_mel_bins", "patch_size"}
 _UNREAD = (
     "alpha",
     "attn_factor",
@@ -209,7 +208,8 @@ def rope_report(
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
     encoding = read.get("position_encoding") or read.get("position_embedding_type")
     encoding = encoding or ("alibi" if read.get("alibi") else "rope")
-    encoding = "positions of images or audio" if _NO_TEXT & read.keys() else encoding
+    if read.get("patch_size") and "vocab_size" not in read:
+        encoding = "positions of images"
     encoding = _OTHERS.get(str(read.get("model_type")), encoding)
     if encoding not in ("rope", "rotary"):
         raise ValueError(f"a report needs a stock model with RoPE, and this one has {encoding!r}")
@@ -281,9 +281,11 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
             rope |= {"rope_type": "longrope", **attention}
     if config.get("rope.scale_linear") and config.get("rope.scaling.type") != "none":
         rope = {"rope_type": "linear", "factor": config["rope.scale_linear"]} | rope
-    if rope.get("rope_type") == "yarn":
-        rope |= {"truncate": False} if model_type == "gpt-oss" else {}
-        rope |= {"attn_factor": factor} if (factor := attention["attention_factor"]) != 1 else {}
+    factors = {config.get(f"rope.scaling.yarn_{x}_factor", 1) for x in ("attn", "ext")}
+    factors |= set() if rope.get("rope_type") == "longrope" else {*attention.values()}
+    rope |= {} if factors == {1} else {"attn_factor": factors}  # on cosines and sines
+    if rope.get("rope_type") == "yarn" and model_type == "gpt-oss":
+        rope["truncate"] = False
     config |= {"rope_scaling": rope} if rope else {}
     return {**config, "model_type": model_type, "gguf": True}
 
@@ -296,6 +298,7 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise TypeError(f"rope_parameters must be a dict, got {rope!r}")
     by_type = {kind: x for kind, x in rope.items() if isinstance(x, Mapping)}
     unread = [key for key in _UNREAD if config.get(key) or rope.get(key)]
+    unread = [key for key in unread if key != "attn_factor" or rope.get(key) != 1]
     if unread and not by_type:
         raise ValueError(f"a report cannot read a rotation with {', '.join(unread)}")
     if not by_type and local:  # before transformers 5
