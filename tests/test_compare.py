@@ -344,15 +344,16 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
     ],
 )  # fmt: skip
 def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, status, message):
-    done, workers = forks(arguments(tmp_path, "--jobs", "2"), "results.json", number, whom)
+    seeds = ("--seeds", "2")  # with one, all could be done before the signal
+    done, workers = forks(arguments(tmp_path, *seeds, "--jobs", "2"), "results.json", number, whom)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     if message is not None:
         assert message in done.stderr.splitlines()[-1]
     assert gone(workers)
-    assert 0 < len(runs(tmp_path)) < len(SPECS)
-    assert compare(tmp_path) == 0
-    assert runs(tmp_path) == runs(trained())
+    assert 0 < len(runs(tmp_path)) < 2 * len(SPECS)
+    assert compare(tmp_path, *seeds) == 0
+    assert runs(tmp_path) == runs(trained(*seeds))
 
 
 def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):
