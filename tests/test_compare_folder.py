@@ -144,9 +144,8 @@ def test_foreign_files_are_never_touched(tmp_path, capsys, name, content):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(content)
     message = refused(capsys, tmp_path)
-    told = f"{tmp_path} holds a comparison with other settings" if content == ALIKE_ONE else "--out"
-    assert told in message or f"cannot read {tmp_path}" in message
-    assert str(tmp_path) in message
+    told = "{} holds a comparison with other settings" if content == ALIKE_ONE else "--out {}"
+    assert told.format(tmp_path) in message or f"cannot read {tmp_path}" in message
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert (tmp_path / name).read_text() == content
 

@@ -195,7 +195,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 def _ratios(root: Path, claim: Claim) -> list[dict[str, Any]]:
     """Return the perplexity over that of the rival that is best on average, for each length."""
-    results = _results(root, claim.preset)
+    results = loaded(root, claim.preset)
     rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
     means = {row["encoding"]: row for row in results.table()}
     pairs = {name: results.paired(claim.better, name) for name in rivals}
@@ -208,6 +208,7 @@ def _ratios(root: Path, claim: Claim) -> list[dict[str, Any]]:
 
 
 @cache
-def _results(root: Path, name: str) -> Results:
+def loaded(root: Path, name: str) -> Results:
+    """Return a kept comparison."""
     comparison(root, name)  # names a file that is missing
     return Results.load(root / KEPT / f"{name}.json")

@@ -6,15 +6,13 @@ import statistics
 from pathlib import Path
 
 from wavepe.analysis.plots.drawing import COLOURS, GRID, new_figure
-from wavepe.experiments import Results
 
 from benchmarks.command import PICTURES, RESULTS, table
-from benchmarks.compare_kept import KEPT
 from benchmarks.real_model import TRAINED_LENGTH
 
 from .adapt import deciding, largest
 from .choose import YARN, cases, decoding, means
-from .claims import BEST, LARGE_BEST, W
+from .claims import BEST, LARGE_BEST, W, loaded
 from .headlines import bench_headline
 from .pages import addresses, kept, wrapped
 from .runs import comparison
@@ -117,7 +115,7 @@ def found(root: Path) -> str:
 
 def alike(root: Path) -> str:
     """Return a remark if the best wavelets may be no better than Transformer-XL at 16 times."""
-    row = Results.load(root / KEPT / "wavelet.json").paired(BEST, "transformer_xl")[-1]
+    row = loaded(root, "wavelet").paired(BEST, "transformer_xl")[-1]
     return " (a difference that may be chance)" if row["low"] <= 1 <= row["high"] else ""
 
 
