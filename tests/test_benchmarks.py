@@ -238,6 +238,7 @@ print(json.dumps(pages))
 """
 
 
+@pytest.mark.slow
 def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
     allocator = Allocator()
     if not allocator.control:

@@ -337,7 +337,7 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
 @pytest.mark.parametrize(
     ("number", "whom", "status", "message"),
     [
-        (signal.SIGKILL, "command", -signal.SIGKILL, None),
+        pytest.param(signal.SIGKILL, "command", -signal.SIGKILL, None, marks=pytest.mark.slow),
         (signal.SIGINT, "command", 130, "wavepe compare: interrupted; to resume: "),
         (signal.SIGKILL, "worker", 1, "error: the process of a training was killed, or its "
          "memory was not enough; finished work is kept: to continue, give the same command again"),

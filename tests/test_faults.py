@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in faults.CASES.items()]
 
 
-@pytest.mark.parametrize(("case", "every"), [("copied", 59), *SLOW])
+@pytest.mark.parametrize(("case", "every"), [("copied", 97), *SLOW])
 def test_a_fault_at_a_write(case, every):
     done = forked(faults.__file__, "--cases", case, "--every", every)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

@@ -157,7 +157,7 @@ def test_transfer_leaves_the_model_as_it_was():
 
 
 # ---- the whole way -------------------------------------------------------------------------------
-@pytest.mark.parametrize("lora", [None, 4])
+@pytest.mark.parametrize("lora", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     """At random places, with the bits of an uninterrupted one; a third time it is only read."""
     if lora:

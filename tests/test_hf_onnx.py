@@ -85,9 +85,10 @@ EXPORTERS = {  # what must be installed, and options of the program that runs
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", EXPORTERS)
-@pytest.mark.parametrize("spec", soon([*SPECS, COMBINED], "wavelet:scales=4"))
-@pytest.mark.parametrize("cached", soon([0, 7], 7))
+@pytest.mark.parametrize("spec", [*SPECS, COMBINED])
+@pytest.mark.parametrize("cached", [0, 7])
 def test_exporters_of_transformers(program, spec, cached):
     needed, config, options = EXPORTERS[program]
     pytest.importorskip(needed)

@@ -70,6 +70,7 @@ def run(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[
         contextlib.redirect_stderr(io.StringIO()),
     ):
         pyplot.switch_backend("agg")
+        pyplot.close("all")  # a notebook begins without figures
         for cell in cells:
             if cell["cell_type"] == "code":
                 yield cell, _outputs("".join(cell["source"]), names)
