@@ -77,23 +77,19 @@ def _values(generator: np.random.Generator, count: int, size: int) -> list[str]:
     return ["".join(generator.choice(_VALUES, size)) for _ in range(count)]
 
 
-def _names(generator: np.random.Generator, count: int) -> list[str]:
-    return list(generator.choice(_KEYS, count, replace=False))
-
-
 def _needle(generator: np.random.Generator) -> _Drawn:
     statements = [f"$n={value};" for value in _values(generator, 1, STATEMENT_LENGTH)]
     return _Drawn(statements, statements, True)
 
 
 def _keys(generator: np.random.Generator) -> _Drawn:
-    names, values = _names(generator, 8), _values(generator, 8, 2)
+    names, values = generator.choice(_KEYS, 8, replace=False), _values(generator, 8, 2)
     statements = [f"${name}={value};" for name, value in zip(names, values, strict=True)]
     return _Drawn(statements, [statements[n] for n in generator.permutation(8)], True)
 
 
 def _tracking(generator: np.random.Generator) -> _Drawn:
-    names, values = _names(generator, 6), _values(generator, 2, 2)
+    names, values = generator.choice(_KEYS, 6, replace=False), _values(generator, 2, 2)
     chains, questions = [], []
     for chain, value in enumerate(values):
         first, second, third = names[chain::2]

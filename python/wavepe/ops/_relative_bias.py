@@ -245,10 +245,8 @@ register_standard("relative_bias_unskew", _standard_unskew)
 def _vmap_leading(op: Any) -> Any:
     """Return the vmap rule of skew or unskew, which take any leading axes: vmap's comes first."""
 
-    def rule(
-        info: Any, in_dims: tuple, x: Tensor, size: int, first: int = 0, beyond: str = "zero"
-    ) -> tuple[Tensor, int]:
-        return op(x.movedim(in_dims[0], 0), size, first, beyond), 0
+    def rule(info: Any, in_dims: tuple, x: Tensor, *options: Any) -> tuple[Tensor, int]:
+        return op(x.movedim(in_dims[0], 0), *options), 0
 
     return rule
 
