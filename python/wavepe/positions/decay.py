@@ -54,15 +54,20 @@ def with_sums(
     batch, heads, rows, _ = q.shape
     total = decay.cumsum(-1) / factor
     place = queries.clamp(max=k.shape[2] - 1).clamp(min=0)[:, None].expand(batch, heads, -1)
-    # Only differences matter. Counted from the mean of the queries, the numbers are smaller, and
-    # their gradients sum to 0: rounding does not add up along the tokens.
-    total = total - total.gather(-1, place).mean(-1, keepdim=True)
+    at_queries = total.gather(-1, place)
+    # Only differences matter. Counted from the first query, the numbers near it are small, and no
+    # output depends on later tokens, not even by rounding.
+    first = at_queries.masked_fill(torch.arange(rows, device=q.device) > 0, 0).sum(-1, keepdim=True)
+    # Gradients are those of a count from the mean: they sum to 0, so that rounding does not add up
+    # along the tokens.
+    mean = at_queries.mean(-1, keepdim=True)
+    first = first.detach() + (mean - mean.detach()).nan_to_num()
     # A query reads the columns of its own head, among those of its key head.
     selection = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
     selection = selection[None, :, None].expand(batch, -1, rows, -1)
     one = k.new_ones(()).expand(*k.shape[:3], 1)
     count = _PARTS_OF_SUMS.get(q.dtype, 1)
-    of_queries, of_keys = (_split(x, q.dtype, count) for x in (total.gather(-1, place), -total))
+    of_queries, of_keys = (_split(x, q.dtype, count) for x in (at_queries - first, first - total))
     # The kernels add products in order, so near tokens cancel before smaller numbers are added.
     of_queries = [x for part in of_queries for x in (selection, part)]
     of_keys = [x for part in of_keys for x in (_of_key_heads(part, k), one)]
