@@ -129,7 +129,7 @@ def test_encodings_and_seeds_can_be_added(tmp_path, capsys):
     assert "encodings none rope there, none here" in refused(capsys, out, *more, **ONE)
 
 
-ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": [1]}'
+ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": 1}'
 FOREIGN = [
     ("results.json", '{"runs": [{"name": "mine"}]}'),
     ("report.md", "mine"),
@@ -281,8 +281,7 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
     finished = (out / "results.json").read_bytes()
     (out / "perplexity.png").unlink()
     forget_registrations(monkeypatch)
-    assert "unknown wavelet kind 'cusp'" in refused(capsys, out, **CUSP)
-    assert "imports own wavelet.py" in refused(capsys, out, **ONE)
+    assert f"{out} was begun with own wavelet.py" in refused(capsys, out, **CUSP)
     monkeypatch.chdir(tmp_path)  # the same file by another path
     assert compare(out, "--import", "own wavelet.py", **CUSP) == 0
     assert (out / "results.json").read_bytes() == finished

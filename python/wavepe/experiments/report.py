@@ -62,14 +62,15 @@ class Results:
         """
         path = Path(path)
         path = path / RESULTS if path.is_dir() else path
+        text = path.read_bytes()
         try:
-            content = json.loads(path.read_text("utf-8"))
+            content = json.loads(text)
             settings = Settings.from_dict(content["environment"]["settings"])
             loaded = cls(path.parent, content, settings)
             once("runs", [f"{run['encoding']}, seed {run['seed']}" for run in content["runs"]])
             json.dumps(content, allow_nan=False)
             str(loaded)  # a figure that is missing is an error here
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # another file may hold anything, nested at any depth
             wrong = f"{type(error).__name__}: {error}"
             raise UsageError(f"{path} holds no results of compare ({wrong})") from None
         return loaded
@@ -86,7 +87,7 @@ class Results:
             for row in summary_of(self.content["runs"], self._settings.lengths)
         ]  # fmt: skip
 
-    def paired(self, encoding: str, baseline: str, of: str = "perplexity") -> list[dict[str, Any]]:
+    def paired(self, encoding: Any, baseline: Any, of: str = "perplexity") -> list[dict[str, Any]]:
         """Compare two rows seed by seed, with a 95 % interval of the mean.
 
         A seed gives all rows the same batches and initial weights; parameters of an encoding begin
@@ -96,7 +97,7 @@ class Results:
 
         Parameters
         ----------
-        encoding, baseline : str
+        encoding, baseline : str or Encoding
             Names of rows. ValueError unless both have the same seeds.
         of : str
             "perplexity", or a further protocol, such as sliding:128/64: values are ratios, below 1
@@ -352,4 +353,5 @@ def mean_and_spread(cell: Sequence[float]) -> str:
 
 
 def _plain(value: float, digits: int = 2) -> str:
+    value = round(value, digits) + 0.0  # no -0.000
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"  # a training that failed

@@ -141,6 +141,9 @@ def compare(
     >>> results.table()  # doctest: +SKIP
     """
     arguments = locals()
+    begun = ComparisonFolder(Path(out)).recorded("imports", list) if out and not imports else None
+    if begun:  # else an unknown encoding would be the error
+        raise UsageError(f"`out` {out} was begun with {', '.join(map(str, begun))}: give `imports`")
     settings = chosen_settings({x: arguments[x] for x in OPTIONS}, import_all(imports))
     for name, value in (("jobs", jobs), ("save_every", save_every)):
         if value is not None:

@@ -189,9 +189,9 @@ def _need(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def entry(argument: str, known: Mapping[str, Any], name: str) -> Any:
-    """Return the entry `name` of `known`; UsageError with all names if it is missing."""
-    if name not in known:
+def entry(argument: str, known: Mapping[str, Any], name: Any) -> Any:
+    """Return the entry `str(name)` of `known`; UsageError with all names if it is missing."""
+    if (name := str(name)) not in known:
         raise UsageError(f"`{argument}` {name}: needs {', '.join(known)}{suggestion(name, known)}")
     return known[name]
 
