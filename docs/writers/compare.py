@@ -51,7 +51,7 @@ def blocks(root: Path) -> dict[str, str]:
         "claims": claims.questions(root),
         "wavelet": tables(root, "wavelet"),
         "combinations": tables(root, "combinations"),
-        "larger": tables(root, "larger-prose"),
+        "larger": tables(root, "larger-prose", "larger-11m"),
         "score-parts": score_parts.table(comparison(root, score_parts.NAME)),
         # The perplexity of the answers says nothing more.
         "tasks": tables(root, "tasks-needle", "tasks-keys", "tasks-tracking", most=1),
@@ -67,7 +67,8 @@ def tables(root: Path, *names: str, most: int | None = None) -> str:
         settings = replace(settings, protocols=settings.protocols[:1])
         for one in sections(results["runs"], settings)[:most]:
             rows = markdown_rows("encoding", one.headings, one.rows)
-            parts.append(f"{one.title}, mean ± standard deviation:\n\n{rows}")
+            means = ", mean ± standard deviation" if settings.seeds > 1 else ""
+            parts.append(f"{one.title}{means}:\n\n{rows}")
         parts.append(f"{made_with(results)}\n")
     return "\n".join(parts)
 

@@ -32,7 +32,8 @@ def made_with(*parts: Mapping[str, Any]) -> str:
     if settings.get("finetune"):
         steps += f", or of {settings['finetune_steps']} that continue one,"
     text = (
-        f"{settings['seeds']} seeds. {trainings} trainings of {steps} took "
+        f"{settings['seeds']} seed{'s' * (settings['seeds'] > 1)}. "
+        f"{trainings} trainings of {steps} took "
         f"{minutes:.0f} minutes of one thread. Model: {settings['layers']} layers, "
         f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
         f"Step: {batches}. "

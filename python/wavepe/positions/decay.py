@@ -58,8 +58,7 @@ def with_sums(
     # Only differences matter. Counted from the first query, the numbers near it are small, and no
     # output depends on later tokens, not even by rounding.
     first = at_queries.masked_fill(torch.arange(rows, device=q.device) > 0, 0).sum(-1, keepdim=True)
-    # Gradients are those of a count from the mean: they sum to 0, so that rounding does not add up
-    # along the tokens.
+    # Gradients are those of a count from the mean: they sum to 0, and rounding does not add up.
     mean = at_queries.mean(-1, keepdim=True)
     first = first.detach() + (mean - mean.detach()).nan_to_num()
     # A query reads the columns of its own head, among those of its key head.
