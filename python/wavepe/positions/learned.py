@@ -150,8 +150,6 @@ class Learned(nn.Module):
         encoding = self.encoding
         if isinstance(encoding, Combination) or not encoding.learns:
             return {}
-        if encoding.reads_input and not encoding.per_layer:
-            raise ValueError(f"'{encoding}' reads the input of each layer and needs per_layer")
         values = self._all_initial()
         for name in encoding.per_layer:
             if name not in values:
@@ -208,7 +206,7 @@ class Learned(nn.Module):
         if cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             kept = self._kept(keys, cache, shared)
         terms = self._terms(keys, shared) if kept is None else kept
-        if not (self._reads_input and self._names) or self._layer is False:
+        if not (self._reads_input and self._names):
             return terms
         name = self.encoding.name
         fields: dict[str, Any] = self._from_input(x, self._known(shared))
@@ -218,7 +216,9 @@ class Learned(nn.Module):
         """Return the terms of a capacity, kept for these parameters; None if it cannot be."""
         entry = cache.entries.get(self)
         modules = list(self.modules()) if entry is None else entry.modules
-        parameters: Any = [x for module in modules for x in module._parameters.values()]
+        parameters: list[Any] = []
+        for module in modules:
+            parameters += module._parameters.values()
         current = stamps(parameters)
         if current is None:
             return None
@@ -235,7 +235,9 @@ class Learned(nn.Module):
 
     def _known(self, shared: Terms | None) -> dict[str, Tensor]:
         """Return the parameters here, and those of the same part that layers share."""
-        parameters = {name: getattr(self, name) for name in self._names}
+        parameters = {}
+        for name in self._names:
+            parameters[name] = getattr(self, name)
         if not self._is_complete and shared is not None:
             parameters |= shared[self.encoding.name].shared or {}
         return parameters
@@ -303,9 +305,9 @@ class Learned(nn.Module):
             )
         u, v, projection = query
         vector = (self._heads, self._head_dim)
-        shapes = vector, vector, (*vector, self._columns)
-        for name, x, needed in zip(Query._fields, query, shapes, strict=True):
-            if x is not None:
+        for x, needed in ((u, vector), (v, vector), (projection, (*vector, self._columns))):
+            if x is not None and tuple(x.shape) != needed:
+                name = next(name for name, y in zip(Query._fields, query, strict=True) if y is x)
                 self._check_shape(f"learned_query must return {name} of shape", x, needed)
         if not (self._has_table or v is projection is None):
             raise ValueError(
