@@ -60,8 +60,7 @@ class Results:
         A stopped comparison has the rows that were done. ValueError names another file, and OSError
         one that cannot be read.
         """
-        path = Path(path)
-        path = path / RESULTS if path.is_dir() else path
+        path = Path(path, RESULTS) if Path(path).is_dir() else Path(path)
         text = path.read_bytes()
         try:
             content = json.loads(text)

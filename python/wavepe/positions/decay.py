@@ -55,10 +55,9 @@ def with_sums(
     total = decay.cumsum(-1) / factor
     place = queries.clamp(max=k.shape[2] - 1).clamp(min=0)[:, None].expand(batch, heads, -1)
     at_queries = total.gather(-1, place)
-    # Only differences matter. Counted from the first query, the numbers near it are small, and no
-    # output depends on later tokens, not even by rounding.
+    # Only differences matter. Counted from the first query, no output depends on later tokens, not
+    # even by rounding. Gradients are those of a count from the mean: they sum to 0.
     first = at_queries.masked_fill(torch.arange(rows, device=q.device) > 0, 0).sum(-1, keepdim=True)
-    # Gradients are those of a count from the mean: they sum to 0, and rounding does not add up.
     mean = at_queries.mean(-1, keepdim=True)
     first = first.detach() + (mean - mean.detach()).nan_to_num()
     # A query reads the columns of its own head, among those of its key head.
