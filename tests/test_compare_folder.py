@@ -281,7 +281,8 @@ def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys)
     finished = (out / "results.json").read_bytes()
     (out / "perplexity.png").unlink()
     forget_registrations(monkeypatch)
-    assert f"{out} was begun with own wavelet.py" in refused(capsys, out, **CUSP)
+    for options in (CUSP, ONE):
+        assert f"{out} was begun with own wavelet.py" in refused(capsys, out, **options)
     monkeypatch.chdir(tmp_path)  # the same file by another path
     assert compare(out, "--import", "own wavelet.py", **CUSP) == 0
     assert (out / "results.json").read_bytes() == finished

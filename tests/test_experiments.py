@@ -116,7 +116,7 @@ def test_what_is_loaded_are_whole_results(tmp_path):
     row = tasks.paired(wavepe.encoding("kerple"), "alibi", "accuracy")[-1]
     assert row["low"] < row["mean"] == pytest.approx(0.58 - 0.18, abs=0.01)  # as the report has it
     others = ((kept / x).read_text() for x in ("adapt-128.json", "hf-models.json"))
-    texts = ["[" * 100_000, "[]", *others]
+    texts = ["[1", "[" * 100_000, "[]", *others]
     runs = results(trained())["runs"]
     for wrong in ({"16": 1.5}, {"16": 1.5, "32": math.nan}, {"16": 1.5, "32": "1.5"}):
         texts.append(json.dumps({**results(trained()), "runs": [{**runs[0], "perplexity": wrong}]}))

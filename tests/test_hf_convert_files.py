@@ -182,6 +182,7 @@ STOPPED = """
 import os, shutil, signal, sys
 from wavepe.hf import convert
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 copied, copyfile = [], shutil.copyfile
 
 
@@ -198,11 +199,11 @@ convert(sys.argv[2], sys.argv[3], "alibi")
 
 
 def test_what_a_signal_leaves(tmp_path):
-    """SIGTERM leaves no file. SIGKILL leaves a folder, which the next call uses."""
+    """A signal leaves no file. SIGKILL leaves a folder, which the next call uses."""
     source, target = stock(tmp_path / "source", "sharded"), tmp_path / "new" / "target"
-    number = signal.SIGTERM
-    assert forked("-c", STOPPED, int(number), source, target).returncode == -number
-    assert list(tmp_path.iterdir()) == [source]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        assert forked("-c", STOPPED, int(number), source, target).returncode == -number
+        assert list(tmp_path.iterdir()) == [source]
     for _ in range(2):
         assert forked("-c", STOPPED, int(signal.SIGKILL), source, target).returncode == -9
         assert [path.name for path in target.parent.iterdir()] == [".target.part"]

@@ -57,7 +57,7 @@ def with_sums(
     at_queries = total.gather(-1, place)
     # Only differences matter. Counted from the first query, no output depends on later tokens, not
     # even by rounding. Gradients are those of a count from the mean: they sum to 0.
-    first = at_queries.masked_fill(torch.arange(rows, device=q.device) > 0, 0).sum(-1, keepdim=True)
+    first = at_queries[..., :1].sum(-1, keepdim=True)  # 0 without queries
     mean = at_queries.mean(-1, keepdim=True)
     first = first.detach() + (mean - mean.detach()).nan_to_num()
     # A query reads the columns of its own head, among those of its key head.
