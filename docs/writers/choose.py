@@ -210,8 +210,8 @@ def checkpoints(root: Path) -> list[Case]:
 
 def new_models(root: Path) -> list[Case]:
     """Return the rows of those who train a model from the start."""
-    small, recent, large = (
-        means(root, name) for name in ("combinations", "recent", "larger-prose")
+    small, recent, large, largest_new = (
+        means(root, name) for name in ("combinations", "recent", "larger-prose", "larger-11m")
     )
     needle, keys, chains = (
         means(root, f"tasks-{task}", "accuracy") for task in ("needle", "keys", "tracking")
@@ -238,7 +238,9 @@ def new_models(root: Path) -> list[Case]:
             f"{large(LARGE_BEST, 16)}, {large(xl, 16)}, {large('kerple', 16)}, "
             f"{large(LARGE_W, 16)}",
             f"Transformer-XL with KERPLE reaches {small(f'{xl}+kerple', 16)} in the small models "
-            f"and {large(f'{xl}+kerple', 16)} in the larger ones; with Transformer-XL alone "
+            f"and {large(f'{xl}+kerple', 16)} in the larger ones; with 11 million parameters and "
+            f"one seed it reaches {largest_new(f'{xl}+kerple', 16)}, and these wavelets "
+            f"{largest_new(LARGE_BEST, 16)}; with Transformer-XL alone "
             f"{price(root, xl)}, and {learned(xl):,} numbers are learned for "
             f"all layers of {HEADS} heads of {HEAD_DIM}",
         ),

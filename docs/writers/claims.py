@@ -87,6 +87,10 @@ QUESTIONS = {
               "kerple"),
         Claim("4 M parameters, prose: wavelets alone beat RoPE", "larger-prose", LARGE_W,
               "rope"),
+        Claim("11 M parameters, prose: wavelets with biases, projection and KERPLE beat KERPLE",
+              "larger-11m", LARGE_BEST, "kerple"),
+        Claim("11 M parameters, prose: wavelets with biases, projection and KERPLE beat "
+              "Transformer-XL with KERPLE", "larger-11m", LARGE_BEST, "transformer_xl+kerple"),
     ),
     "What improves wavelets, or RoPE?": (
         Claim("KERPLE's slopes improve wavelets", "combinations", f"{W}+kerple", W),
