@@ -78,8 +78,8 @@ def hide_distances(base: nn.Module) -> list[RemovableHandle]:
 
 def _begin(base: nn.Module, *_: Any) -> None:
     names = inspect.unwrap(type(base).forward).__globals__
-    if not isinstance(names[DISTANCE], _Distance):
-        names[DISTANCE] = _Distance(names[DISTANCE])
+    if getattr(names[DISTANCE], "func", None) is not _distances:
+        names[DISTANCE] = functools.partial(_distances, names[DISTANCE])
     _running.patched = True
 
 
@@ -87,16 +87,10 @@ def _end(*_: Any) -> None:
     _running.patched = False
 
 
-class _Distance:
-    """Stand in for the function that makes the distances; stock models still get them."""
-
-    def __init__(self, make: Callable[..., Tensor]) -> None:
-        self.make = make
-
-    def __call__(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if getattr(_running, "patched", False):
-            return inputs_embeds.new_empty(0)
-        return self.make(inputs_embeds, *args, **kwargs)
+def _distances(make: Callable[..., Tensor], states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Stand in for `make`, the function that makes the distances; stock models still get them."""
+    patched = getattr(_running, "patched", False)
+    return states.new_empty(0) if patched else make(states, *args, **kwargs)
 
 
 def _queries(states: Tensor, *_: Tensor) -> Tensor:
