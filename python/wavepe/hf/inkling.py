@@ -20,7 +20,7 @@ from ..encodings import Encoding, Table
 from ..encodings.base import combine
 from ..positions import LearnedTerms, Scores
 
-OWN = "relative"  # the spec, and the part's name, of what the model has
+OWN = "relative"  # the name of the part that the model has, and its spec: it has no options
 # The modules of Inkling's and Inkling 2's layers that have the table.
 MODULES = ("rel_logits_proj", "relative_position_bias")
 BLOCKS = "Inkling2BlockAttentionResidual"  # its attention to earlier blocks of layers, not tokens
@@ -28,14 +28,9 @@ DISTANCE = "get_relative_distance"  # a global of Inkling 2's modelling file
 _running = threading.local()  # its `patched` is true during a pass of a patched Inkling 2
 
 
-def is_own(part: Encoding) -> bool:
-    """Return whether a part is the model's own: a bare `relative`."""
-    return str(part) == OWN
-
-
 def without_own(encoding: Encoding) -> Encoding | None:
     """Return the encoding without the model's own part; None if nothing is left."""
-    kept = [(part, place) for part, place in encoding.parts_with_layers if not is_own(part)]
+    kept = [(part, place) for part, place in encoding.parts_with_layers if str(part) != OWN]
     return combine(kept) if kept else None
 
 
@@ -49,7 +44,7 @@ def keep_queries(attention: Any, score: Scores | None) -> None:
     if (module := _with_table(attention)) is None:
         return
     module.forward = _nothing
-    if score is not None and any(map(is_own, score.encoding.parts)):
+    if score is not None and OWN in map(str, score.encoding.parts):
         # a partial, because a copy or a pickle of the model takes it along
         is_second = hasattr(module, "linear")
         module.forward = functools.partial(_own_queries, module) if is_second else _queries
