@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -16,7 +14,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
     """Add the product of the query with sine waves of the distance to the score: Transformer-XL.
 
