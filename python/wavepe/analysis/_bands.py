@@ -81,9 +81,7 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
     >>> round(wavepe.analysis.predicted_band(128, 10000.0, 4096), 2)
     48.79
     """
-    dim = checks.integer("dim", dim, 1)
-    if dim % 2:
-        raise ValueError(f"dim must be even, got {dim}")
+    dim = checks.even("dim", dim, 1)
     theta = checks.positive("theta", theta)
     if theta <= 1:
         raise ValueError(f"theta must be above 1, got {theta}")

@@ -138,8 +138,7 @@ def attention(
     edge = BEYOND.index(checks.choice("beyond", beyond, BEYOND))
     bias_edge = BEYOND.index(checks.choice("bias_beyond", bias_beyond, BEYOND))
     causal = checks.flag("causal", causal)
-    window = _FARTHEST if window is None else checks.integer("window", window, 0)
-    reach = min(window, _FARTHEST)
+    reach = _FARTHEST if window is None else min(checks.integer("window", window, 0), _FARTHEST)
     first, bias_first = checks.integer("first", first), checks.integer("bias_first", bias_first)
     if p is not None:
         rows, first = _reachable(arrays, "p", -2, first, edge, causal, reach)
@@ -147,7 +146,6 @@ def attention(
     if bias is not None:
         rows, bias_first = _reachable(arrays, "bias", -1, bias_first, bias_edge, causal, reach)
         arrays["bias"] = arrays["bias"][..., rows]
-    d = arrays["q"].shape[-1]
     scale = 1 / math.sqrt(max(d, 1)) if scale is None else checks.finite("scale", scale)
     return_lse = checks.flag("return_lse", return_lse)
     out, lse = _run(arrays, (scale, first, edge, bias_first, bias_edge, causal, reach))

@@ -204,11 +204,10 @@ class _Case(NamedTuple):
             raise ValueError(f"head size must be even where a whole head rotates, got {self.dim}")
         return size
 
-    def powers(self, theta: float | None = None) -> np.ndarray:
+    def powers(self) -> np.ndarray:
         """Return theta^(-2i/rotary_dim) [R]."""
         size = self.rotary_dim
-        base = self.theta if theta is None else theta
-        return base ** (-np.arange(0, size, 2) / max(size, 1))
+        return self.theta ** (-np.arange(0, size, 2) / max(size, 1))
 
 
 def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
@@ -226,7 +225,7 @@ def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
     theta = float(np.float64(case.theta) * np.float64(growth) ** (size / (size - 2)))
     if not math.isfinite(theta):
         raise ValueError(f"rope_type 'dynamic': the base for length {length} is not finite")
-    return case.powers(theta), 1.0
+    return case._replace(theta=theta).powers(), 1.0
 
 
 def _yarn(case: _Case) -> tuple[np.ndarray, float]:

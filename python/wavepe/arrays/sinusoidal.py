@@ -51,9 +51,7 @@ def sinusoidal(
            [0.8415, 0.5403, 0.01  , 1.    ]])
     """
     positions = checks.with_room("positions", checks.real_array("positions", positions))
-    dim = checks.integer("dim", dim, 0)
-    if dim % 2:
-        raise ValueError(f"dim must be even, got {dim}")
+    dim = checks.even("dim", dim, 0)
     theta = checks.positive("theta", theta)
     if not np.all(np.isfinite(checks.distinct(positions))):
         raise ValueError("positions must be finite")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..analysis import perplexity
 from ..common.errors import need_matplotlib, require
 from ..common.files import writing
 from ..experiments import model as models
@@ -108,8 +109,6 @@ def perplexities(
     title: str = "", **options: Any,
 ) -> dict[int, float]:  # fmt: skip
     """Return the perplexity for each length; `options` are those of `analysis.perplexity`."""
-    from ..analysis import perplexity
-
     values = {}
     with running(loaded, args) as begin:
         for length in lengths:

@@ -27,6 +27,14 @@ def integer(name: str, value: Any, minimum: int | None = None) -> int:
     return number
 
 
+def even(name: str, value: Any, minimum: int) -> int:
+    """Return `value` as an even int from `minimum` on."""
+    number = integer(name, value, minimum)
+    if number % 2:
+        raise ValueError(f"{name} must be even, got {number}")
+    return number
+
+
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool. Strings are refused: Python counts "false" as true."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):

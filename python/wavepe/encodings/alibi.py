@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..arrays.alibi import alibi_slopes
@@ -12,7 +10,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class ALiBi(Encoding):
     """Subtract a slope times the distance from the score: ALiBi.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,7 +11,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Binary(Encoding):
     """Add the bits of the position to the token embedding.
 

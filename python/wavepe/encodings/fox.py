@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..common import checks
@@ -13,7 +11,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class FoX(Encoding):
     """Let each token decide how much of what came before is forgotten: FoX.
 

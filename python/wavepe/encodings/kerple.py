@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..arrays.relative_bias import Bias
@@ -15,7 +13,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Kerple(Encoding):
     """Subtract a learned kernel of the distance from the score: KERPLE.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..common import checks
@@ -14,7 +12,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class PoPE(Encoding):
     """Take the elements of q and k as magnitudes, and turn each one by its position: PoPE.
 

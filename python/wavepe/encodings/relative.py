@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -16,7 +14,6 @@ from .temperature import Temperature
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Relative(Encoding):
     """Add learned functions of the distance, which each token weights: Inkling's relative logits.
 

@@ -34,7 +34,6 @@ def _group(label: str, value: Any) -> Any:
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True, repr=False)
 class RoPE(Encoding):
     """Rotate pairs of elements of q and k by angles proportional to the position: RoPE.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ def _even(label: str, value: Any) -> int:
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Sandwich(Encoding):
     """Add the inner product of two sinusoidal encodings to the score: Sandwich.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..common import checks
@@ -14,7 +12,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Sink(Encoding):
     """Let a head attend to nothing: a learned score without a value takes part in the softmax.
 

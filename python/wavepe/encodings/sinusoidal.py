@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Sinusoidal(Encoding):
     """Add sine waves of the position to the token embedding.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -16,7 +15,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class T5(Encoding):
     """Add a learned number for the bucket of the distance to the score: T5's relative bias.
 

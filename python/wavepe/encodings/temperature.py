@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Temperature(Encoding):
     """Multiply queries by a factor that grows with the logarithm of their position.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ..arrays.relative_bias import Table
@@ -16,7 +14,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
     """Add the product of the query with sine waves of the distance to the score: Transformer-XL.
 
@@ -54,7 +51,8 @@ class TransformerXL(Encoding):
         """
         length = checks.integer("transformer_xl length", length, 1)
         first = 0 if checks.flag("causal", causal) else 1 - length
-        waves = sinusoidal(np.arange(first, length), self._even(head_dim))
+        head_dim = checks.even("transformer_xl head_dim", head_dim, 2)
+        waves = sinusoidal(np.arange(first, length), head_dim)
         return Table(waves.astype(np.float32), first)
 
     def parameters(self, head_dim: int, heads: int) -> Arrays:
@@ -67,7 +65,7 @@ class TransformerXL(Encoding):
         """
         if not self.biases:
             return super().parameters(head_dim, heads)
-        head_dim = self._even(head_dim)
+        head_dim = checks.even("transformer_xl head_dim", head_dim, 2)
         heads = checks.integer("transformer_xl heads", heads, 1)
         pair = np.arange(head_dim) // 2
         odd = np.arange(head_dim) % 2  # 1 for the cosine of a pair
@@ -98,12 +96,6 @@ class TransformerXL(Encoding):
         if not self.biases:
             return super().learned_query(parameters)
         return Query(parameters["u"], parameters["v"])
-
-    def _even(self, head_dim: int) -> int:
-        head_dim = checks.integer("transformer_xl head_dim", head_dim, 2)
-        if head_dim % 2:
-            raise ValueError(f"transformer_xl head_dim must be even, got {head_dim}")
-        return head_dim
 
 
 def _frequencies(dim: int) -> np.ndarray:

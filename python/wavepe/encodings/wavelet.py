@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Callable
@@ -29,7 +28,6 @@ def _count_or_scales(label: str, value: Any) -> int | tuple[float, ...]:
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Wavelet(Encoding):
     """Add the product of the query with wavelets of the distance to the score.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from .base import Encoding
 from .options import integer, option
 from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class Window(Encoding):
     """Hide keys at a distance of `size` tokens and more, as Mistral and Gemma do in some layers.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -18,7 +17,6 @@ from .register import register_encoding
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True)
 class XPos(Encoding):
     """Rotate as RoPE, and multiply the product of pair i by zeta_i^(delta / scale_base): xPos.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..analysis import plots
 from ..common.errors import UsageError, need_matplotlib
 from ..common.files import new_file
 from ..training.folder import RESULTS
@@ -281,8 +282,6 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 def _accuracy(runs: Runs, settings: Settings) -> Section:
     """Return the table of the right answers of a task, by length."""
-    from wavepe.analysis import plots
-
     lengths, length = settings.lengths, settings.train_length
     title = f"Task {settings.task}: share of answers that are right, trained on {length} bytes"
     values, rows = _values(runs, lengths, ["accuracy"]), rows_of(runs, lengths, "accuracy")
@@ -292,8 +291,6 @@ def _accuracy(runs: Runs, settings: Settings) -> Section:
 
 def _perplexity(runs: Runs, settings: Settings, title: str, picture: str, *keys: str) -> Section:
     """Return the table of the perplexity that `keys` lead to in a run, by length."""
-    from wavepe.analysis import plots
-
     lengths, length = settings.lengths, settings.train_length
     drawn = [{**run, "perplexity": reduce(getitem, keys, run)} for run in runs]
     rows = rows_of(runs, lengths, *keys)

@@ -20,7 +20,7 @@ from ..encodings import Encoding, Table
 from ..encodings.base import combine
 from ..positions import LearnedTerms, Scores
 
-OWN = "relative"  # the spec, and the part's name, of what the model has
+OWN = "relative"  # the name of the part that the model has, and its spec: it has no options
 # The modules of Inkling's and Inkling 2's layers that have the table.
 MODULES = ("rel_logits_proj", "relative_position_bias")
 BLOCKS = "Inkling2BlockAttentionResidual"  # its attention to earlier blocks of layers, not tokens
@@ -28,14 +28,9 @@ DISTANCE = "get_relative_distance"  # a global of Inkling 2's modelling file
 _running = threading.local()  # its `patched` is true during a pass of a patched Inkling 2
 
 
-def is_own(part: Encoding) -> bool:
-    """Return whether a part is the model's own: a bare `relative`."""
-    return str(part) == OWN
-
-
 def without_own(encoding: Encoding) -> Encoding | None:
     """Return the encoding without the model's own part; None if nothing is left."""
-    kept = [(part, place) for part, place in encoding.parts_with_layers if not is_own(part)]
+    kept = [(part, place) for part, place in encoding.parts_with_layers if str(part) != OWN]
     return combine(kept) if kept else None
 
 
@@ -49,7 +44,7 @@ def keep_queries(attention: Any, score: Scores | None) -> None:
     if (module := _with_table(attention)) is None:
         return
     module.forward = _nothing
-    if score is not None and any(map(is_own, score.encoding.parts)):
+    if score is not None and OWN in map(str, score.encoding.parts):
         # a partial, because a copy or a pickle of the model takes it along
         is_second = hasattr(module, "linear")
         module.forward = functools.partial(_own_queries, module) if is_second else _queries
@@ -78,8 +73,8 @@ def hide_distances(base: nn.Module) -> list[RemovableHandle]:
 
 def _begin(base: nn.Module, *_: Any) -> None:
     names = inspect.unwrap(type(base).forward).__globals__
-    if not isinstance(names[DISTANCE], _Distance):
-        names[DISTANCE] = _Distance(names[DISTANCE])
+    if getattr(names[DISTANCE], "func", None) is not _distances:
+        names[DISTANCE] = functools.partial(_distances, names[DISTANCE])
     _running.patched = True
 
 
@@ -87,16 +82,10 @@ def _end(*_: Any) -> None:
     _running.patched = False
 
 
-class _Distance:
-    """Stand in for the function that makes the distances; stock models still get them."""
-
-    def __init__(self, make: Callable[..., Tensor]) -> None:
-        self.make = make
-
-    def __call__(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if getattr(_running, "patched", False):
-            return inputs_embeds.new_empty(0)
-        return self.make(inputs_embeds, *args, **kwargs)
+def _distances(make: Callable[..., Tensor], states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Stand in for `make`, the function that makes the distances; stock models still get them."""
+    patched = getattr(_running, "patched", False)
+    return states.new_empty(0) if patched else make(states, *args, **kwargs)
 
 
 def _queries(states: Tensor, *_: Tensor) -> Tensor:

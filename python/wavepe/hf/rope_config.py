@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..arrays.rope_frequencies import ROPE_TYPES
 from ..common.spec import write_value
 
 Bases = dict[str, Any]  # layer type -> base; None where the configuration has none
@@ -41,12 +40,6 @@ def rope_types(config: Any) -> list[str]:
     """Return the type of RoPE of each layer type."""
     slots = (Slot(layer_type=kind or None) for kind in bases(config))
     return [parameters(config, slot).get("rope_type", "default") for slot in slots]
-
-
-def any_follows_length(config: Any) -> bool:
-    """Return whether frequencies of some layers depend on the sequence length."""
-    kinds = rope_types(config)
-    return any(kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length for kind in kinds)
 
 
 def layer_bases(config: Any) -> list[float]:

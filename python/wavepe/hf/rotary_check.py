@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ..arrays.rope_frequencies import ROPE_TYPES
 from . import families, rope_config
 from .families import ATTENTION, TYPE_PREFIX
 from .layers import LayerEncodings, StoredSpec, spec_text
@@ -41,7 +42,8 @@ def frequencies(module: Any, end: str = "original_inv_freq") -> list[Tensor]:
 
 def _in_use(module: Any, config: Any) -> list[Tensor]:
     """Return all frequencies; those before scaling alone, where scaling follows the length."""
-    follows = rope_config.any_follows_length(config)
+    known = [ROPE_TYPES[kind] for kind in rope_config.rope_types(config) if kind in ROPE_TYPES]
+    follows = any(kind.follows_length for kind in known)
     return frequencies(module) if follows else frequencies(module, "inv_freq")
 
 

@@ -76,9 +76,7 @@ class Rotary(nn.Module):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        self.head_dim = checks.integer("head_dim", head_dim, 1)
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, got {head_dim}")
+        self.head_dim = checks.even("head_dim", head_dim, 1)
         if trained_length is not None:
             trained_length = checks.integer("trained_length", trained_length, 1)
         self.interleaved = checks.flag("interleaved", interleaved)

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from ._attention_checks import Arguments, check_arguments
-from ._common import (
-    INTEGERS,
-    check,
-    check_dtype,
-    check_tensors,
-    not_differentiable,
-    recorded,
-    wide,
-)
+from ._common import INTEGERS, check, check_dtype, check_tensors, not_differentiable, recorded, wide
 from ._compiler import is_compiling, wants_standard
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, holds, under_transforms
