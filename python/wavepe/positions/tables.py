@@ -49,8 +49,10 @@ def capacity_for(length: int) -> int:
 
     So a length always has the same table, whatever was computed before.
     """
-    # torch.jit.trace has tensors for sizes
-    return max(FIRST_CAPACITY, 1 << (int(length) - 1).bit_length())
+    capacity = FIRST_CAPACITY
+    while capacity < length:
+        capacity *= 2
+    return capacity
 
 
 def capacity_range(length: int) -> tuple[int, int]:
