@@ -108,7 +108,7 @@ def interrupt(monkeypatch, owner, name, when=lambda *_: True):
 # seconds. It prints their numbers. When a file is there, it sends a signal to itself ("command") or
 # to its first worker ("worker"); or to itself when it has stopped its workers ("alone").
 FORKING = r"""
-import gc, multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
 from wavepe.common.files import TERMINATION_SIGNALS
@@ -147,7 +147,6 @@ def reading(stream):
 started, executors._begin = executors._begin, begin
 events, executors._events = executors._events, reading
 executors.get_context = lambda _: multiprocessing.get_context("fork")
-gc.collect()  # else workers find garbage with __del__, of regex, which prints what a signal raises
 sys.exit(main(words))
 """
 

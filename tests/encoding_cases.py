@@ -174,12 +174,12 @@ def read_by_input(p, learned, l2_clip=np.inf):
 
 
 def input_wavelet(learned, **_):
-    """[W] of two columns, which the input reads."""
-    scale, shift = oracle.wavelet_grid(2, [1, 2])
+    """[W] of two columns, which the input reads; their scales and shifts may be learned."""
+    scale, shift = map(torch.from_numpy, oracle.wavelet_grid(2, [1, 2]))
+    columns = {"scale": scale, "shift": shift, **learned}
 
     def p(delta):
-        rows = oracle.wavelet_table(delta.flatten().numpy(), scale, shift, "ricker", None)
-        return torch.from_numpy(rows).unflatten(0, delta.shape)
+        return learned_wavelet(delta.flatten(), columns)["relative"].unflatten(0, delta.shape)
 
     return read_by_input(p, learned)
 
@@ -307,6 +307,7 @@ ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
 IN_CALL = {
     "wavelet:scales=2,rank=2": narrow_wavelet,
     "wavelet:scales=2,rank=2,from_input=true": input_wavelet,
+    "wavelet:scales=2,learned=true,rank=2,from_input=true": input_wavelet,
     "relative:extent=6,rank=3": relative,
     "relative:rank=3,l2_clip=0.5": lambda **x: relative(0.5, **x),
     "relative:rank=3,floor=4,alpha=0.3": lambda **x: relative(np.inf, 4, 0.3, **x),

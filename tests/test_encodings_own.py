@@ -70,12 +70,8 @@ def test_learned_may_be_a_constant_or_an_option(own):
         def learned_bias(self, length, parameters, *, causal=True):
             return parameters["b"], 0, "edge"
 
-    for spec, learns in (
-        ("trained", ("bias",)),
-        ("trained:learned=false", ()),
-        ("shaw", ("table",)),
-        ("alibi", ()),
-    ):
+    cases = {"trained": ("bias",), "trained:learned=false": (), "shaw": ("table",), "alibi": ()}
+    for spec, learns in cases.items():
         assert wavepe.encoding(spec).learned is bool(learns)
         assert wavepe.encoding(spec).learns == learns
 
@@ -187,6 +183,7 @@ def test_own_options_are_checked(own):
          r"input_decay\(\), which each layer calls: name its parameters in per_layer"),
         ({"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)}, TypeError,
          r"has input_query\(\) and needs table\(\) or learned_table\(\)"),
+        ({"per_layer": "u"}, TypeError, "per_layer must be a tuple of names, got 'u'"),
     ],
 )  # fmt: skip
 def test_unfit_own_class(own, body, error, message):
@@ -219,13 +216,10 @@ def test_queries_of_other_shapes_are_refused(attention, torch, name):
         attention("flat", 8, 2)(q, q, q)
 
 
-def test_per_layer_is_a_tuple(own):
-    with pytest.raises(TypeError, match="per_layer must be a tuple of names, got 'u'"):
-
-        @register_encoding
-        class Flat(ALiBi):
-            name = "flat"
-            per_layer = "u"
+def test_layers_that_read_their_input_have_parameters(attention):
+    learner("all", dict, input_sinks=len, per_layer=property(lambda self: ()))
+    with pytest.raises(ValueError, match="'all' reads the input of each layer and needs per_layer"):
+        attention("all", 8, 2, dim=4)
 
 
 @pytest.mark.parametrize(

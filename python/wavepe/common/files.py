@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import fcntl
 import json
@@ -9,7 +10,9 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -155,17 +158,36 @@ def interrupt_on_signals() -> Iterator[None]:
     So unfinished files are removed first. A signal that is ignored, or that has another handler,
     stays as it is.
     """
-    main = threading.current_thread() is threading.main_thread()
-    caught = [n for n in TERMINATION_SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+    caught = [n for n in TERMINATION_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
     for number in caught:
         signal.signal(number, raise_interrupt)
+    hook = sys.unraisablehook
+
+    def repeat(lost: sys.UnraisableHookArgs) -> None:
+        """Send a signal again that came in a finalizer, where Python drops all exceptions."""
+        if lost.exc_type is KeyboardInterrupt:
+            number = _received.pop() if _received else signal.SIGINT
+            _thread.start_new_thread(_send, (number,))  # here it would be lost, too
+        else:
+            hook(lost)
+
+    sys.unraisablehook = repeat
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
         if caught and _received:
             signal.raise_signal(_received.pop())
+
+
+def _send(number: int) -> None:
+    time.sleep(0.01)
+    os.kill(os.getpid(), number)
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:

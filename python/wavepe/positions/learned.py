@@ -150,6 +150,8 @@ class Learned(nn.Module):
         encoding = self.encoding
         if isinstance(encoding, Combination) or not encoding.learns:
             return {}
+        if encoding.reads_input and not encoding.per_layer:
+            raise ValueError(f"'{encoding}' reads the input of each layer and needs per_layer")
         values = self._all_initial()
         for name in encoding.per_layer:
             if name not in values:
@@ -206,7 +208,7 @@ class Learned(nn.Module):
         if cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             kept = self._kept(keys, cache, shared)
         terms = self._terms(keys, shared) if kept is None else kept
-        if not (self._reads_input and self._names):
+        if not (self._reads_input and self._names) or self._layer is False:
             return terms
         name = self.encoding.name
         fields: dict[str, Any] = self._from_input(x, self._known(shared))

@@ -292,7 +292,8 @@ class Scores:
                 biases.append(terms.bias._replace(b=b))
             if terms.sinks is not None:
                 sinks.append(terms.sinks)
-        shift = None if u is None else u[:, None].to(q.device, q.dtype)
+        dtype = wide(q) if self._has_temperature else q.dtype  # a factor would repeat the rounding
+        shift = None if u is None else u[:, None].to(q.device, dtype)
         factor = default_scale(q) if scale is None else scale
         from_input = []
         for table, terms in tables:
@@ -305,13 +306,13 @@ class Scores:
         query, joined = None, []
         if len(tables) == 1:
             table, terms = tables[0]
-            query = _converted(terms.query, q)
+            query = _converted(terms.query, q.device, dtype)
             if named and not from_input and isinstance(table, _Constant):
                 arguments |= {"name": table.name, "one_sided": self._causal}
             else:
                 arguments |= self._ready(table, q.dtype, q, keys)._asdict()
         elif tables:
-            joined = [(table, _converted(terms.query, q)) for table, terms in tables]
+            joined = [(table, _converted(terms.query, q.device, dtype)) for table, terms in tables]
         if self._slopes is not None:
             arguments["slopes"] = self._slopes.on(q, wide(q))
         if biases:
@@ -344,9 +345,9 @@ class Scores:
                 q, k = (torch.cat(x, -1) for x in zip((q, k), others, strict=True))
         if self._has_temperature:
             t = _factors(self.encoding, q, k, indices)
-            q = (q * t).to(q.dtype)
+            q = (q * t).to(k.dtype)
             if "q_rel" in kernel_args:
-                kernel_args["q_rel"] = (kernel_args["q_rel"] * t).to(q.dtype)
+                kernel_args["q_rel"] = (kernel_args["q_rel"] * t).to(k.dtype)
         if self.has_decay:
             decay = from_columns(columns, k, self.heads)
             if indices.key_mask is not None:
@@ -436,14 +437,14 @@ def _factors(temperature: Methods, q: Tensor, k: Tensor, indices: TokenIndices) 
     return (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
 
 
-def _converted(query: Query | None, q: Tensor) -> Query | None:
-    """Return how queries like q read a table: v is (H, 1, d)."""
+def _converted(query: Query | None, device: torch.device, dtype: torch.dtype) -> Query | None:
+    """Return how queries of a dtype read a table: v is (H, 1, d)."""
     if query is None:
         return None
     v, projection = query.v, query.projection
     return Query(
-        v=None if v is None else v[:, None].to(q.device, q.dtype),
-        projection=None if projection is None else projection.to(q.device, q.dtype),
+        v=None if v is None else v[:, None].to(device, dtype),
+        projection=None if projection is None else projection.to(device, dtype),
     )
 
 
@@ -453,4 +454,4 @@ def table_queries(q: Tensor, query: Query | None) -> Tensor:
         return q
     if query.v is not None:
         q = q + query.v
-    return q if query.projection is None else q @ query.projection
+    return q if query.projection is None else q.to(query.projection.dtype) @ query.projection
