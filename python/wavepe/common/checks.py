@@ -133,8 +133,7 @@ def is_bfloat16(dtype: np.dtype) -> bool:
 
 def float_array(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of a floating point dtype, bfloat16 included."""
-    array = array_of(name, value)
-    return array if is_bfloat16(array.dtype) else real_array(name, array, integers=False)
+    return real_array(name, value, integers=False, bfloat16=True)
 
 
 def distinct(array: np.ndarray) -> np.ndarray:
