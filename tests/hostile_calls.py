@@ -164,6 +164,7 @@ positions=np.arange(3), q=N(2, 3, 8), rotated=N(2, 3, 8), inv_freq=N(4), float32
 wavepe.rope_table(np.arange(3), N(4), attention_factor=2.0, precision='hf', dtype=np.float16)
 wavepe.rope_table(np.arange(6).reshape(3, 2), N(4), sections=[1, 3])
 wavepe.set_num_threads(2)
+wavepe.get_num_threads()
 wavepe.sinusoidal(np.arange(3), 8, 100.0, out=N(3, 8, dtype=np.float64))
 wavepe.use_variant('portable')
 wavepe.variant()

@@ -253,6 +253,13 @@ def test_arrays_without_their_range_are_refused(attention, torch, method, needed
         attention("bare", 8, 2)(q, q, q)
 
 
+@pytest.mark.parametrize("slopes", [[1.0], [1.0, math.nan], 1.0], ids=str)
+def test_slopes_that_do_not_fit_are_refused(attention, slopes):
+    register_encoding(type("Odd", (ALiBi,), {"name": "odd", "slopes": lambda *_: slopes}))
+    with pytest.raises(ValueError, match=r"'odd': slopes\(\) must return 2 finite numbers, got"):
+        attention("odd", 8, 2)
+
+
 def asking(name):
     """Register `asked`, which learns u or v alone."""
 

@@ -507,7 +507,7 @@ P = np.ones((4, 3))
         ("at least one row", (np.ones((0, 3)), 0, "edge")),
         ("<U1", (np.array([["a"]]),)),
         ("sequence", ([["a"], 3],)),
-        (r"unpack it: relative_table\(\*table\)", ((P, 0, "zero"),)),
+        (r"got tuple; pass Table\(\*p\)", ((P, 0, "zero"),)),
         ("a RelativeTable already", (ops.relative_table(P),)),
     ],
 )

@@ -145,8 +145,10 @@ def test_several_threads_ask_for_constants():
     [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)],
 )
 def test_bad_numbers(n, error):
+    wavepe.set_num_threads(3)
     with pytest.raises(error, match="n must be"):
         wavepe.set_num_threads(n)
+    assert wavepe.get_num_threads() == 3
 
 
 BEGIN = """

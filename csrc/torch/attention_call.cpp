@@ -184,7 +184,7 @@ void Call::check_options() const {
                       (m.size(1) == heads || m.size(1) == 1) && m.size(2) == queries &&
                       m.size(3) == keys,
                   "mask must be (", batch, "|1, ", heads, "|1, ", queries, ", ", keys, "), got ",
-                  shape_of(m));
+                  shape_of(m), "; a mask of keys alone is key_mask (", batch, ", ", keys, ")");
     }
     WPE_CHECK(!given.window || *given.window >= 0, "window must not be negative, got ",
               given.window.value_or(0));

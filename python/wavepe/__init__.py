@@ -15,7 +15,7 @@ from .arrays.relative_bias import Bias, Table, relative_bias
 from .arrays.rope import apply_rope, rope, rope_table
 from .arrays.rope_frequencies import rope_frequencies
 from .arrays.sinusoidal import sinusoidal
-from .arrays.threads import set_num_threads
+from .arrays.threads import get_num_threads, set_num_threads
 from .arrays.wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
 from .arrays.wavelet_registered import register_wavelet
 from .common.runtime import __version__, build_info, use_variant, variant, variants
@@ -52,6 +52,7 @@ __all__ = [
     "build_info",
     "encoding",
     "gaussian",
+    "get_num_threads",
     "haar",
     "morlet",
     "register_encoding",

@@ -121,7 +121,7 @@ def apply_rope(
     x, interleaved : as for `rope`
         Queries or keys (..., L, d) of L tokens, with an even head size d; all of it rotates.
     positions : integer array (L,), or (..., L) that broadcasts to the leading axes of x
-        The position of each token, within +-2^31.
+        The position of each token, as in `rope_table`.
     theta : float
         The base of the frequencies.
     fraction : float

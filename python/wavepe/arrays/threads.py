@@ -30,6 +30,11 @@ def set_num_threads(n: int) -> None:
     _count = checks.integer("n", n, 1)
 
 
+def get_num_threads() -> int:
+    """Return how many threads the NumPy functions may use, as `set_num_threads` set it."""
+    return _count
+
+
 def cut(size: int, elements: int) -> list[slice]:
     """Return slices that cover range(size), one for each thread; one for few `elements`."""
     pieces = max(1, min(_count, size, elements // LEAST_ELEMENTS))

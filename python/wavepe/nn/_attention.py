@@ -226,9 +226,7 @@ class Attention(nn.Module):
                 "outputs"
             )
         if segments is not None:
-            raise RuntimeError(
-                "wavepe: a cache holds one sequence per row and takes no segments, got segments"
-            )
+            raise RuntimeError("wavepe: a cache holds one sequence per row and takes no segments")
         return tokens_of(cache, self, count)
 
     def reset_parameters(self) -> None:

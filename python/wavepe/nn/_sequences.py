@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops._attention_checks import check_mask
 from ..ops._common import INTEGERS, check_tensors
 from ..ops._torch_private import assert_async, holds
 from ..positions.tokens import largest_so_far, value_before
@@ -25,9 +26,7 @@ def joined_key_mask(
         return torch.cat([before, before.new_ones((len(before), count))], 1)
     check_tensors(key_mask=key_mask)
     if key_mask.dtype != torch.bool:
-        raise RuntimeError(
-            f"wavepe: key_mask must be bool, with False for hidden tokens; got {key_mask.dtype}"
-        )
+        check_mask("key_mask", key_mask)
     good = key_mask.dim() == 2 and holds(key_mask.shape[0] == 1, key_mask.shape[0] == batch)
     if good and start and key_mask.shape[1] == start + count:
         return key_mask.expand(batch, -1)
@@ -73,10 +72,9 @@ def check_order(
     `contiguous` positions must rise exactly as the indices do. Hidden tokens may have any position.
     Positions on a device are not checked, because reading them would wait for the device.
     """
-    n = positions.shape[1]
     if positions.device.type != "cpu":
         return
-    here = torch.arange(n, device=positions.device)[None]
+    here = torch.arange(positions.shape[1], device=positions.device)[None]
     visible = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
     before = value_before(visible, -1)  # the index of the last visible token before, or -1
     step = positions - _taken(positions, before)
@@ -105,9 +103,6 @@ def _taken(x: Tensor, before: Tensor) -> Tensor:
 def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
     """Raise RuntimeError unless x is a Tensor of that shape; a word stands for any size."""
     check_tensors(**{name: x})
-    if x.is_nested:  # it has no shape to compare
-        advice = "pad it, and give key_mask="
-        raise RuntimeError(f"wavepe: {name} must be dense, got a nested tensor: {advice}")
     good = x.dim() == len(shape)
     for size, needed in zip(x.shape, shape, strict=False):
         good = good and (isinstance(needed, str) or holds(size == needed))

@@ -201,7 +201,9 @@ def attention(
             scale=scale, dropout_p=dropout_p,
         )  # fmt: skip
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
-        check_mask(mask)
+        check_mask("mask", mask)
+    if key_mask is not None and key_mask.dtype != torch.bool:
+        check_mask("key_mask", key_mask)
     kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
     casts = torch.is_autocast_enabled(kind) if kind == "cpu" else autocast_enabled(kind)
     if casts and q.dtype != torch.float64:

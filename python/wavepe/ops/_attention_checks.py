@@ -79,16 +79,13 @@ def plain_options(compiling: bool, **options: Any) -> list[Any]:
     return plain
 
 
-def check_mask(mask: Tensor) -> None:
+def check_mask(name: str, mask: Tensor) -> None:
     """Raise for a mask of another dtype or 2 or 3 axes, with advice how to convert it."""
     if mask.dtype != torch.bool:
-        advice = (
-            "pass mask == 0 for a mask of 0 and -inf"
-            if mask.is_floating_point()
-            else "pass mask != 0"
-        )
-        check(False, f"mask must be bool, with True for visible keys: {advice}; got {mask.dtype}")
-    if mask.dim() in (2, 3):
+        advice = "== 0 for a mask of 0 and -inf" if mask.is_floating_point() else "!= 0"
+        text = f"{name} must be bool, with True for visible keys: pass {name} {advice}"
+        check(False, f"{text}; got {mask.dtype}")
+    if name == "mask" and mask.dim() in (2, 3):
         three = "mask[:, None] of (B, m, n), mask[None] of (H, m, n)"
         advice = "mask[None, None]" if mask.dim() == 2 else three
         check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {advice}")
@@ -107,11 +104,10 @@ def check_arguments(call: Arguments) -> None:
             check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
         if name in ("bias", "sinks") and x.dtype != wide(q):
             check(False, f"{name} must be {wide(q)} for q of {q.dtype}, got {x.dtype}")
-        if name in ("offset", "segments", "slopes", "key_mask"):
-            known = {"slopes": FLOATS, "key_mask": (torch.bool,)}.get(name, INTEGERS)
-            check_dtype(name, x, known)
-        if name == "mask":
-            check_mask(x)
+        if name in ("offset", "segments", "slopes"):
+            check_dtype(name, x, FLOATS if name == "slopes" else INTEGERS)
+        if name in ("mask", "key_mask"):
+            check_mask(name, x)
     _check_shapes(tensors)
     for option, name, axis in (("beyond", "p", -2), ("bias_beyond", "bias", -1)):
         check_choice(option, beyond := getattr(call, option), BEYOND)
@@ -161,6 +157,7 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
         if not holds(*(has_shape(x, shape) for shape in shapes)):
             listing = " or ".join(map(str, dict.fromkeys(allowed[name])))
             got = checks.listed(operands) if name in operands else tuple(x.shape)
-            check(False, f"{name} must be {listing}, got {got}")
+            advice = f"; a mask of keys alone is key_mask {(batch, keys)}" * (name == "mask")
+            check(False, f"{name} must be {listing}, got {got}{advice}")
     if "segments" in tensors and not holds(queries == keys):
         check(False, f"segments need m = n, got {queries} queries and {keys} keys")

@@ -19,23 +19,24 @@ _RAGGED = torch.ops.wavepe.attention_ragged.default
 # The arguments that all requests share, without p.
 _OPTIONS = ("first", "beyond", "slopes", "causal", "window", "softcap", "scale", "bias",
             "bias_first", "bias_beyond", "sinks")  # fmt: skip
-NAMES = ("cu_seqlens_q", "cu_seqlens_k", "block_table")
-Requests = tuple[Any, Any, Any]  # the arguments of these names
+NAMES = ("cu_seqlens_q", "cu_seqlens_k", "block_table")  # arguments, together the requests
 
 
 def attend_requests(
-    requests: Requests, call: Arguments, table: Any, return_lse: bool, attend: Callable[..., Any]
+    requests: tuple, call: Arguments, table: Any, return_lse: bool, attend: Callable[..., Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return attention of all requests; `attend` computes one alone, with `table` as its p."""
     queries, keys, pages = requests
     if not (type(queries) is type(keys) is Tensor and (pages is None or type(pages) is Tensor)):
-        check_tensors(**dict(zip(NAMES[: 2 + (pages is not None)], requests, strict=False)))
+        by_name = {name: x for name, x in zip(NAMES, requests, strict=True) if x is not None}
+        both = queries is not None and keys is not None
+        check(both, f"give both cu_seqlens_q and cu_seqlens_k, got {' and '.join(by_name)} alone")
+        check_tensors(**by_name)
     compiling = is_compiling()
     if compiling and wants_standard():
         check(False, "operators of torch alone cannot express attention with cu_seqlens")
-    q, k, v, p = call[:4]
-    graph = not compiling and recorded(q, k, v, p, call.q_rel, call.bias, call.sinks)
-    if graph or under_transforms() or not (q.is_cpu or q.is_meta):
+    graph = not compiling and recorded(*call[:4], call.q_rel, call.bias, call.sinks)
+    if graph or under_transforms() or not (call.q.is_cpu or call.q.is_meta):
         return _one_by_one(requests, call, table, attend)
     with contextlib.nullcontext() if compiling else below_autograd():
         out, lse = _RAGGED(*requests, *call)
@@ -43,7 +44,7 @@ def attend_requests(
 
 
 def _one_by_one(
-    requests: Requests, call: Arguments, table: Any, attend: Callable[..., Any]
+    requests: tuple, call: Arguments, table: Any, attend: Callable[..., Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the results of `attend` for each request, one behind the other."""
     _fake(*requests, *call)

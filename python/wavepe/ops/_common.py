@@ -86,13 +86,15 @@ def check(condition: Any, message: str) -> None:
 
 
 def check_tensors(**tensors: torch.Tensor) -> None:
-    """Raise RuntimeError unless all values are tensors, and no DTensors."""
+    """Raise RuntimeError unless all values are tensors, no DTensors and not nested."""
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             check(False, f"{name} must be a torch.Tensor, got {type(value).__name__}")
         if hasattr(value, "placements"):
             advice = f"give {name}.to_local(), which must hold whole heads and all tokens"
             check(False, f"{name} must be a plain tensor, got a DTensor: {advice}")
+        if value.is_nested:  # it has no shape to compare
+            check(False, f"{name} must be dense, got a nested tensor: pad it, and give key_mask=")
 
 
 def with_range(

@@ -127,7 +127,7 @@ class RelativeTable:
     @report_out_of_memory("relative_table")
     @np.errstate(all="ignore")  # scaling may underflow the smallest values
     def __init__(self, p: Tensor | ArrayLike | Table, first: int = 0, beyond: str = "zero") -> None:
-        if isinstance(p, Table):
+        if isinstance(p, Table) or (isinstance(p, tuple) and str in map(type, p)):
             p, first, beyond = with_range("p", p, first, beyond)
         values = _values(p)
         check(values.ndim in (2, 3), f"p must be (w, d) or (H, w, d), got shape {values.shape}")
@@ -296,12 +296,6 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
         )
         return p.detach().to("cpu", torch.float64).numpy()
     check(not isinstance(p, RelativeTable), "p is a RelativeTable already")
-    if isinstance(p, tuple) and any(isinstance(x, str) for x in p):  # (p, first, beyond)
-        check(
-            False,
-            "p must be a tensor or an array, got the tuple of an encoding's table(); unpack it: "
-            "relative_table(*table)",
-        )
     try:
         return checks.float_array("p", p).astype(np.float64, copy=False)
     except (TypeError, ValueError, MemoryError) as error:

@@ -120,11 +120,9 @@ def _standard(positions: Tensor, inv_freq: Tensor, *options: Any) -> tuple[Tenso
     options += (1.0, "exact", None, torch.float32)[len(options) :]  # torch drops defaults
     _fake(positions, inv_freq, *options)  # checks
     attention_factor, precision, sections, dtype = options
-    dtype = dtype or torch.float32
-    sizes = [inv_freq.shape[0]] if sections is None else sections
     if sections is None:
-        positions = positions[..., None]
-    coordinates = enumerate(sizes)
+        positions, sections = positions[..., None], [inv_freq.shape[0]]
+    coordinates = enumerate(sections)
     rows = [positions[..., i : i + 1].expand(*positions.shape[:-1], n) for i, n in coordinates]
     positions = torch.cat(rows, -1)
     angles = positions.double() * inv_freq.double()

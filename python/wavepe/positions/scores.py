@@ -107,7 +107,7 @@ class Scores:
         self._tables += [_Constant.of([part], query=part.name) for part in reading]
         self._bias = _Constant.of(constant["bias"]) if constant["bias"] else None
         # Not a buffer of a module, so that casts do not reach it.
-        slopes = [np.asarray(part.slopes(heads), np.float64) for part in constant["slopes"]]
+        slopes = [_slopes(part, heads) for part in constant["slopes"]]
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
         # Terms are kept where none is computed for the keys of one step.
         tables = len(self._tables) + sum("table" in part.learns for part in parts)
@@ -115,11 +115,10 @@ class Scores:
         self._lasts = tables <= 1 and biases <= 1 and not encoding.reads_input
         self._changes_vectors = self.has_decay or self._vectors is not None
         self._kept: dict[Any, _Terms] = {}
-        size = {"heads": heads, "head_dim": head_dim}
-        for part in constant["table"]:  # raises where the encoding does not fit
-            checked_return(part, "table", part.table(1, head_dim, causal=causal), **size)
-        for part in constant["bias"]:
-            checked_return(part, "bias", part.bias(1, heads, causal=causal), **size)
+        for term, size in (("table", head_dim), ("bias", heads)):
+            for part in constant[term]:  # raises where the encoding does not fit
+                returned = getattr(part, term)(1, size, causal=causal)
+                checked_return(part, term, returned, heads=heads, head_dim=head_dim)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -422,6 +421,14 @@ class Scores:
             beyond = p.beyond
             p, first, _ = p.tensors(wide(q), q.device)
         return self._all(p, first, beyond, keys)
+
+
+def _slopes(part: Encoding, heads: int) -> np.ndarray:
+    """Return the slopes of an encoding; ValueError if they are not (heads,) or not finite."""
+    slopes = np.asarray(part.slopes(heads), np.float64)
+    if slopes.shape != (heads,) or not np.isfinite(slopes).all():
+        raise ValueError(f"'{part}': slopes() must return {heads} finite numbers, got {slopes}")
+    return slopes
 
 
 def left_by(sinks: Tensor, lse: Tensor) -> Tensor:
