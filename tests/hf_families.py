@@ -16,7 +16,7 @@ import oracle
 import pytest
 import torch
 from encoding_cases import learned_by, parts_of, scores, softmax
-from hf_model import HEAD, VOCABULARY
+from hf_model import HEAD, VOCABULARY, drawn
 from rope_cases import ORIGINAL
 from torch import nn
 from transformers import (
@@ -272,14 +272,7 @@ def build(family, theta=THETA, **options):
     config = AutoConfig.for_model(kind.model_type, **sizes)
     # sdpa is refused with a cap
     attention = {} if kind.cap is None else {"attn_implementation": "eager"}
-    model = AutoModelForCausalLM.from_config(config, **attention)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            norm = "norm" in name and name.endswith("weight")
-            noise = 0.3 * torch.randn(weight.shape, generator=generator)
-            weight.copy_(noise + kind.norm if norm else noise)
-    return model.eval()
+    return drawn(AutoModelForCausalLM.from_config(config, **attention), middle=kind.norm)
 
 
 # ------------------------------------------------------------------ encodings

@@ -44,12 +44,16 @@ def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
 
 def tiny(cls=LlamaForCausalLM, config=None, **options):
     """Return a model in evaluation mode, with weights so large that positions matter."""
-    model = cls(tiny_config(**options) if config is None else config)
+    return drawn(cls(tiny_config(**options) if config is None else config))
+
+
+def drawn(model, scale=0.3, middle=1.0, dtype=None):
+    """Give a model random weights, those of norms around `middle`, and set evaluation mode."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            middle = 1.0 if "norm" in name else 0.0
-            weight.copy_(middle + 0.3 * torch.randn(weight.shape, generator=generator))
+            noise = scale * torch.randn(weight.shape, generator=generator, dtype=dtype)
+            weight.copy_(noise + middle * ("norm" in name and name.endswith("weight")))
     return model.eval()
 
 

@@ -6,7 +6,7 @@ import filecmp
 import pytest
 import torch
 import wavepe.hf
-from hf_model import VOCABULARY, close, logits, pickled, recompute, tokens
+from hf_model import VOCABULARY, close, drawn, logits, pickled, recompute, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -38,14 +38,8 @@ EACH = pytest.mark.parametrize("kind", ["t5", MT5, "umt5"])
 def build(kind="t5", automatic=AutoModelForSeq2SeqLM, scale=0.4):
     """A stock model in float64, with weights so large that positions matter."""
     config = AutoConfig.for_model(kind, **SIZES)
-    model = automatic.from_config(config, attn_implementation="eager").eval().double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            middle = 1.0 if "norm" in name else 0.0
-            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-            weight.copy_(middle + scale * noise)
-    return model
+    model = automatic.from_config(config, attn_implementation="eager").double()
+    return drawn(model, scale, dtype=torch.float64)
 
 
 def patched(model):
