@@ -212,6 +212,8 @@ def test_canonical_spec(text, canonical):
         ("rope:fraction=0.5,partial_rotary_factor=1", "combined with partial_rotary_factor"),
         # what was meant
         ("wavlet", "unknown encoding 'wavlet', did you mean 'wavelet'"),
+        ("alibi+YaRN:factor=4", "'YaRN', did you mean 'rope:type=yarn,...'"),
+        *((kind, f"{kind!r}, did you mean 'rope:type={kind},...'") for kind in MINIMAL),
         ("rope:tehta=1", "'tehta' of encoding 'rope', did you mean 'theta'"),
         ("rope:rope_theta=1", "'rope_theta' of encoding 'rope', did you mean 'theta'"),
         ("rope:rope_type=linear,factor=2", "'rope_type' of encoding 'rope', did you mean 'type'"),

@@ -9,11 +9,9 @@ from typing import Any
 
 def suggestion(text: Any, names: Iterable[str]) -> str:
     """Return ", did you mean NAME?" for the closest name, in any case; "" without a close one."""
-    names, text = list(names), str(text)
-    close = [name for name in names if name.lower() == text.lower()]
-    close = close or difflib.get_close_matches(text, names, n=1)
-    close = close or difflib.get_close_matches(text.lower(), names, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    by_case = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(text).lower(), list(by_case), n=1)
+    return f", did you mean {by_case[close[0]]!r}?" if close else ""
 
 
 def fold(text: str, width: int) -> list[str]:

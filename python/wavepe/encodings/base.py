@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..arrays.relative_bias import Bias, Table, rows_at
+from ..arrays.rope_frequencies import ROPE_TYPES
 from ..common import checks
 from ..common.labels import suggestion
 from ..common.spec import Value, write_spec
@@ -62,8 +63,7 @@ class Encoding(Methods):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            label = f"{self.name} {field.name}"
-            value = checked(label, getattr(self, field.name), field)
+            value = checked(f"{self.name} {field.name}", getattr(self, field.name), field)
             object.__setattr__(self, field.name, value)
 
     def __str__(self) -> str:
@@ -213,8 +213,7 @@ class Combination(Encoding):
 
     @once
     def window(self) -> int | None:
-        windows = [part.window for part in self.parts if part.window is not None]
-        return min(windows, default=None)
+        return min((part.window for part in self.parts if part.window is not None), default=None)
 
     @once
     def learned(self) -> bool:  # type: ignore[override]
@@ -367,8 +366,10 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
     """Return the encoding of that name with these options."""
     cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
+        kind = str(name).lower()
+        scaling = f", did you mean 'rope:type={kind},...'?" if kind in ROPE_TYPES else ""
         raise ValueError(
-            f"unknown encoding {name!r}{suggestion(name, known)}; known: "
+            f"unknown encoding {name!r}{scaling or suggestion(name, known)}; known: "
             f"{', '.join(known)}; an encoding of your own must be registered first"
         )
     names = [field.name for field in dataclasses.fields(cls)]
