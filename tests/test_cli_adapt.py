@@ -37,6 +37,7 @@ def test_adapt(words, tmp_path, capsys):
     assert "warning" not in log  # the text has more tokens than it trains on
     assert "biases" not in printed  # there are no wavelets
     assert re.search(r"^Trained on 2000 tokens in \d+ s\.$", printed, re.M)
+    assert "stock model, YaRN: rope:type=yarn,factor=1.25\n" in printed
     assert "Learning rate: 0.0001; of the stock model: 5e-05." in printed
     results = json.loads((tmp_path / "new/results.json").read_text())
     found = results["perplexity"]
@@ -46,7 +47,7 @@ def test_adapt(words, tmp_path, capsys):
         assert f"{found[name]['80']:.2f}" in printed
     rivals = {"control": "fine-tuned", "yarn": "YaRN", "self-extend": "Self-Extend"}
     for name, label in ((name, f"stock model, {label}") for name, label in rivals.items()):
-        ahead = [n for n in ("40", "80") if found[name][n] < found["adapted"][n]]
+        ahead = [n for n in ("40", "64", "80") if found[name][n] < found["adapted"][n]]
         line = f"At {' and '.join(ahead)} bytes it is behind: {label}."
         assert (line in printed.splitlines()) == bool(ahead)
         assert printed.count(f"behind: {label}") == bool(ahead)

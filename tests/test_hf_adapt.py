@@ -99,8 +99,7 @@ def test_pairs_that_a_scaling_changes_are_not_kept(kind, options, wanted):
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **options}
     if kind != "linear":
         rope["original_max_position_embeddings"] = 8192
-    config = tiny_config(max_position_embeddings=32768, rope_parameters=rope)
-    model = tiny(config=config)
+    model = tiny(config=tiny_config(max_position_embeddings=32768, rope_parameters=rope))
     recipe = recipes.choose("auto", "alibi", families.decoder(model), 512)
     assert recipe.encoding == wavepe.encoding(wanted)
     assert (f"scales its fast pairs, too (rope_type {kind})" in recipe.why) == (wanted == "alibi")
@@ -132,8 +131,7 @@ def test_as_many_pairs_stay_as_turn(pairs, turning):
 
 
 def losses(model, given):
-    teacher = recipes.Teacher(copy.deepcopy(given))
-    return teacher.loss(model, model, {"input_ids": tokens(2, 20)})
+    return recipes.Teacher(copy.deepcopy(given)).loss(model, model, {"input_ids": tokens(2, 20)})
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "gemma2"])
@@ -420,6 +418,20 @@ def test_a_folder_of_another_adaptation(tmp_path):
     (tmp_path / "checkpoints/adapted").mkdir(parents=True)  # it is not finished
     with pytest.raises(ValueError, match=r"give another folder$"):
         adapt(stock(), seed=1, **args)
+
+
+def test_the_trained_length_is_measured(tmp_path):
+    """Not beyond the held-out tokens, and not in the folders of earlier versions."""
+    args = {"recipe": "plain", "tokens": 64}
+    for trained, lengths, yarn in (
+        (48, [32, 48, 64], {"yarn": "rope:type=yarn,factor=1.33333"}), (751, [32, 64], {})
+    ):  # fmt: skip
+        done = adapt(tiny(max_position_embeddings=trained), **args)
+        assert list(done.perplexity["stock"]) == done.settings["lengths"] == lengths
+        assert yarn.items() <= done.untrained.items()
+    done = adapt(tiny(max_position_embeddings=48), lengths=[32, 64], folder=tmp_path, **args)
+    again = adapt(tiny(max_position_embeddings=48), folder=tmp_path, **args)
+    assert again.perplexity == done.perplexity
 
 
 def test_a_model_is_known_by_its_weights(tmp_path):

@@ -83,7 +83,8 @@ class Adaptation:
         if "control" in done.perplexity:
             rate = done.settings["learning_rate"]
             lines.append(f"Learning rate: {rate:g}; of the stock model: {rate / 2:g}.")
-        figures = done.perplexity
+        figures, specs = done.perplexity, done.untrained
+        lines += [f"{self._labels[name]}: {specs[name]}" for name in specs if name in figures]
         for rival in ("control", "yarn", "self-extend"):
             ahead = [n for n, x in figures.get(rival, {}).items() if x < figures["adapted"][n]]
             if ahead:
@@ -95,8 +96,7 @@ class Adaptation:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
 
     def __str__(self) -> str:
-        lengths = list(map(str, self.adapted.settings["lengths"]))
-        table = markdown_rows("model", lengths, self.rows)
+        table = markdown_rows("model", list(map(str, self.adapted.settings["lengths"])), self.rows)
         heading = f"# {self._name} with {self.adapted.encoding}"
         return "\n\n".join([heading, f"{self.title}.", table, *self.facts]) + "\n"
 
@@ -171,8 +171,7 @@ def adapt(
     models.check_links(Path(source))
     with models.opened(source, imports, device, threads) as loaded:
         source_encoding = encoding_of(loaded.model)
-        word = "stock" if source_encoding is None else "source"
-        labels = {name: label.format(word) for name, label in _ROWS.items()}
+        labels = {k: x.format("source" if source_encoding else "stock") for k, x in _ROWS.items()}
         lengths, held_out = options.get("lengths") or (2 * length,), options.get("held_out")
         last = max(held_out or adapting.HELD_OUT, *lengths)
         ids = first_and_last_tokens(loaded, data, tokens, last)

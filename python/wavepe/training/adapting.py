@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class Adapted:
         The tokens of all steps of the training.
     passes : float
         Number of passes over the training data.
+    untrained : dict of str to str
+        The specs of "yarn" and "self-extend", with YaRN's factor; none within the trained length.
     """
 
     model: Any
@@ -62,6 +65,7 @@ class Adapted:
     seconds: float
     tokens: int
     passes: float
+    untrained: dict[str, str]
 
 
 def adapt(
@@ -99,7 +103,8 @@ def adapt(
     tokenizer : PreTrainedTokenizer, optional
         Needed for texts.
     lengths : sequence of int, optional
-        Lengths of the perplexities, in tokens. The default is `length` and twice that.
+        Lengths of the perplexities, in tokens. The default is `length`, twice that, and the model's
+        max_position_embeddings if the held-out tokens are so many.
     held_out : int, optional
         Tokens at the end of the data that measure perplexity, and that training does not see. The
         default is 16384, or a quarter of shorter data, but at least the largest of `lengths`.
@@ -150,6 +155,7 @@ def adapt(
 
     from ..hf import encoding_of, families, patched
     from . import recipes, trainer
+    from .folder import results_of_adapt
     from .plan import Plan
 
     trainer.check_training(training)
@@ -177,6 +183,11 @@ def adapt(
     if held_out is None:
         held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
     held_out = checks.integer("held_out", held_out, max(lengths))
+    trained = base.config.max_position_embeddings or 0
+    before = results_of_adapt(Path(folder)) if folder else None
+    kept = settings["lengths"] or (before and before["settings"].get("lengths") == lengths)
+    if not kept and 1 < trained <= held_out:  # earlier versions left it out
+        lengths = sorted({*lengths, trained})
     held_out_ids, rows = trainer.held_out_and_rows(ids, length, held_out)
     passes = steps * rows_of_step / len(rows)
     rows = rows[trainer.order(len(rows), steps * rows_of_step, seed)]
@@ -192,6 +203,7 @@ def adapt(
         "adapted", seed, steps, batch_size, length, rate, warm_up=WARM_UP, last_rate=0,
         decay=0, learned_rate=LEARNED_RATE, transfer=chosen.transfer(steps),
     )  # fmt: skip
+    untrained = recipes.untrained(model, max(lengths))
     with trainer.Run.opened(folder, settings, is_first=arguments.process_index == 0) as run:
 
         def measure(name: str, model: Any) -> None:
@@ -202,7 +214,7 @@ def adapt(
             if not hasattr(model, "hf_device_map"):  # else it has its places already
                 model.to(arguments.device)
             measure("stock", model)
-            for name, spec in recipes.untrained(model, max(lengths)).items():
+            for name, spec in untrained.items():
                 with patched(model, spec):
                     measure(name, model)
         if control:
@@ -227,7 +239,7 @@ def adapt(
             run.finish(model, tokenizer)
         return Adapted(
             model.eval(), str(chosen.encoding), chosen.why, run.perplexity, settings,
-            run.seconds["adapted"], rows.numel(), passes,
+            run.seconds["adapted"], rows.numel(), passes, untrained,
         )  # fmt: skip
 
 
