@@ -53,9 +53,26 @@ def test_one_layer_differs():
     assert wavepe.hf.check_rope(model)
 
 
+@by_turns(always=("llama", "phi3"))
+def test_models_of_wavepe_agree(family):
+    for spec in ("rope", "rope:theta=77", "rope:type=yarn,factor=4", "rope:type=dynamic,factor=2"):
+        verdict = wavepe.hf.check_rope(wavepe.hf.patch(build(family), spec))
+        assert verdict, f"{spec}: {verdict}"
+
+
+def test_a_folder_of_wavepe_agrees(tmp_path):
+    model = patched_tiny("rope:type=yarn,factor=4")
+    model.save_pretrained(tmp_path)
+    (rotation,) = model.model.rotary_emb.rotations
+    assert wavepe.rope_report(tmp_path).check(inv_freq=rotation.rotation.at(1, False).array)
+
+
 def test_other_models_are_refused():
-    for model in (patched_tiny("rope"), *map(build, UNROTATED)):
-        with pytest.raises(ValueError, match=r"stock model with RoPE: unpatch it"):
+    for spec in ("alibi", "rope+alibi", "rope@0", {"0": "rope", "1": "alibi"}):
+        with pytest.raises(ValueError, match=r"by theta and type alone, got .*(alibi|@)"):
+            wavepe.hf.check_rope(patched_tiny(spec))
+    for model in map(build, UNROTATED):
+        with pytest.raises(ValueError, match="needs a model with RoPE, and no inkling"):
             wavepe.hf.check_rope(model)
     with pytest.raises(TypeError, match="needs a model"):
         wavepe.hf.check_rope("my-llama")

@@ -5,6 +5,7 @@ package.
 """
 
 import json
+import re
 import struct
 
 import numpy as np
@@ -278,7 +279,10 @@ ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
 TOO_FAR = "position 5958 rope_report needs a length above"
 NO_TURN = "cannot show a rotation"
 NO_BASE = r"needs rope_theta, as in to_dict\(\) of a loaded model; got the keys"
-NO_ROPE = "a stock model with RoPE, and this one has"
+NO_ROPE = "needs RoPE by theta and type alone, got"
+# The encodings of wavepe's models that are more than a rotation by theta and type
+MORE = ("alibi", "rope+alibi", "rope@0", "rope:fraction=0.5", "rope:type=yarn,factor=scaled",
+        "rope:type=proportional", "rope:inference_theta=9", {"0": "rope"})  # fmt: skip
 # Arrays or a configuration, and the error that names what is wrong with them
 REFUSED = [
     ({}, r"check needs inv_freq \(..., 32\), or cos .* got the shapes {'positions'"),
@@ -318,7 +322,7 @@ MISCONFIGURED = [
     ({"rope_theta": 1e4, "alibi": True}, f"{NO_ROPE} 'alibi'"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 2}}, "with attn_factor"),
     ({"position_embedding_type": "absolute"}, f"{NO_ROPE} 'absolute'"),
-    ({"rope_theta": 1e4, "position_encoding": "rope:theta=9"}, f"{NO_ROPE} 'rope:theta=9'"),
+    *(({"position_encoding": x}, f"{NO_ROPE} {re.escape(repr(x))}$") for x in MORE),
 ]
 
 
@@ -349,6 +353,8 @@ LAYERED = [
 ]
 HEADS_BY_LAYER = {"per_layer_config": {"01": {"head_dim": 64}}, "layer_types": [*TYPES][1::-1]}
 PHI = {"rope_scaling": {**DIVISORS, "type": "su", ORIGINAL: 7}, ORIGINAL: BEFORE}
+OWN = {"model_type": "wavepe_llama", "rope_theta": 3e4, "rope_scaling": GLOBAL}
+P_ROPE = {"rope_type": "proportional", "rope_theta": 3e4, "partial_rotary_factor": 0.25}
 CONFIGS = [
     ({"rope_theta": 3e4}, oracle.default(DIM, 3e4)),
     ({"rope_theta": 3e4, "patch_size": 14, "vocab_size": 9}, oracle.default(DIM, 3e4)),  # MiniCPM
@@ -367,7 +373,14 @@ CONFIGS = [
     (PHI, oracle.longrope(DIM, 1e4, SHORT, 4.0, BEFORE)),
     *((config, oracle.linear(DIM, 1e6, 8.0)) for config in LAYERED),
     ({"global_rope_theta": 3e4, "local_rope_theta": 5.0}, oracle.default(DIM, 3e4)),
-]
+    # those of wavepe: a theta or a type replaces the model's scaling, and not its part
+    ({**OWN, "position_encoding": "rope"}, oracle.linear(DIM, 3e4, 8.0)),
+    ({**OWN, "position_encoding": "rope:type=yarn,factor=4"}, oracle.yarn(DIM, 3e4, 4.0, TRAINED)),
+    ({**OWN, "position_encoding": "rope:theta=9,interleaved=false"}, oracle.default(DIM, 9)),
+    ({**OWN, "model_type": "wavepe_glm4", "position_encoding": "rope:type=linear,factor=2"},
+     oracle.linear(DIM // 2, 3e4, 2.0)),
+    ({"rope_parameters": P_ROPE, "position_encoding": "rope:theta=9"}, oracle.default(DIM, 9)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "wanted"), CONFIGS)
@@ -415,8 +428,10 @@ def test_the_text_says_where_the_rule_changes():
     turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (TRAINED, LENGTH)]
     assert rows(text)[-1] == ["31", "4", f"{2 * np.pi / inv_freq[-1]:.5g}", *turns]
     assert rows(report("proportional"))[-1] == ["31", "inf", "inf", "0", "0"]
-    for keys, order in (({}, "(2i, 2i+1)"), ({"rope_interleave": False}, "(i, i+32)")):
-        assert order in str(configured(model_type="deepseek_v3", rope_theta=1e4, **keys))
+    own = {"model_type": "wavepe_cohere2", "position_encoding": "rope"}
+    for keys, halves in (({}, False), ({"rope_interleave": False}, True), (own, False)):
+        text = str(configured(**{"model_type": "deepseek_v3", "rope_theta": 1e4, **keys}))
+        assert "(i, i+32)" * halves + "(2i, 2i+1)" * (not halves) in text
     assert "gives no base, so 10000" in str(wavepe.rope_report({**LLAMA, "rope_scaling": None}))
 
 

@@ -11,20 +11,21 @@ import torch
 from torch import nn
 
 from ..hf import families, rope_config
-from ..referee import Verdict, rope_report
+from ..referee import RopeReport, Verdict, rope_report
 from ..referee.check import joined
 from ..referee.engine import probes
 
 
 def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verdict:
-    """Run a stock model once, and check the cosines and sines that each of its layers gets.
+    """Run a model once, and check the cosines and sines that each of its layers gets.
 
     Angles that were computed in float32 count as right, because transformers computes them so.
 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A model of a supported family. ValueError if it is patched, or has no RoPE.
+        A model of a supported family, with its own RoPE or a ``rope`` that `rope_report` reads.
+        ValueError if it has another encoding.
     positions : iterable of int, optional
         The positions of the tokens. The default is 0, powers of two, and the last trained one.
 
@@ -44,28 +45,28 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     """
     base = families.decoder(model)
     config, layers, sizes = base.config, families.attentions(base), families.sizes(base)
-    slots = [families.slot(config, layer, index) for index, layer in enumerate(layers)]
-    if not any(slots) or any(hasattr(layer, "wavepe") for layer in layers):
-        raise ValueError("check_rope needs a stock model with RoPE: unpatch it, or load the source")
     at = probes(config.max_position_embeddings) if positions is None else np.array([*positions])
+    reports: dict[Any, RopeReport] = {}
+    for index, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
+        if (slot := families.slot(config, layer, index)) is not None:
+            rope = {"head_dim": size.head_dim, "layer_rope_theta": ()}
+            if slot.layer_type is None:
+                rope["rope_parameters"] = rope_config.parameters(config, slot)
+            settings, length = {**config.to_dict(), **rope}, int(at.max()) + 1
+            reports[layer] = rope_report(settings, length=length, layer_type=slot.layer_type)
+    if not reports:
+        raise ValueError(f"check_rope needs a model with RoPE, and no {config.model_type} has it")
     verdicts: dict[int, Verdict] = {}
 
     def check(layer: Any, args: Any, kwargs: Any) -> None:
-        index = layers.index(layer)
-        if (slot := slots[index]) is None:
-            return
-        rope = {"head_dim": sizes[index].head_dim, "layer_rope_theta": ()}
-        if slot.layer_type is None:
-            rope["rope_parameters"] = rope_config.parameters(config, slot)
-        settings, length = {**config.to_dict(), **rope}, int(at.max()) + 1
-        report = rope_report(settings, length=length, layer_type=slot.layer_type)
         tables = map(families.of(config).layout.narrow, kwargs["position_embeddings"])
         cos, sin = (x[0].double().cpu().numpy() for x in tables)
-        verdicts[index] = report.check(positions=at, cos=cos, sin=sin, float32_angles=True)
+        verdict = reports[layer].check(positions=at, cos=cos, sin=sin, float32_angles=True)
+        verdicts[layers.index(layer)] = verdict
 
     tokens = torch.from_numpy(at).to(base.device)[None]
     with ExitStack() as hooks, torch.no_grad():
-        for layer in layers:
+        for layer in reports:
             hooks.enter_context(layer.register_forward_pre_hook(check, with_kwargs=True))
         base(torch.zeros_like(tokens), position_ids=tokens, use_cache=False)
     return joined(verdicts)

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays.rope_frequencies import DEFAULT_THETA, ORIGINAL, standard_parameters
+from ..arrays.rope_frequencies import DEFAULT_THETA, ORIGINAL, PARAMETERS, standard_parameters
 from ..common import checks
 from ..common.files import read_object
+from ..common.spec import read_spec, split_spec
 from .check import NAMES, Verdict, check, checked_arrays
 from .engine import Engine
 
@@ -47,6 +48,7 @@ _UNREAD = (
     "short_mscale",
     "use_dynamic_ntk",
 )
+_OF_SPEC = {"theta": "rope_theta", "type": "rope_type"}  # the keys of wavepe's specs
 _OLD_TYPES = {"su": "longrope", "mrope": "default"}
 # The keys of configurations and of GGUF by one of their names; the first that is given counts.
 _KEYS = {
@@ -137,9 +139,8 @@ class RopeReport:
             cannot show a rotation (each position is 0).
         """
         float32 = checks.flag("float32_angles", float32_angles)
-        values = (inv_freq, cos, sin, q, rotated, positions)
-        arrays = checked_arrays(self.engine, dict(zip(NAMES, values, strict=True)), float32)
-        return check(self.engine, self.others, arrays)
+        arrays = dict(zip(NAMES, (inv_freq, cos, sin, q, rotated, positions), strict=True))
+        return check(self.engine, self.others, checked_arrays(self.engine, arrays, float32))
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -183,7 +184,8 @@ def rope_report(
     Parameters
     ----------
     config : dict or path
-        A configuration of transformers (a dict, a config.json or its folder), or a GGUF file.
+        A configuration of transformers (a dict, a config.json or its folder), or a GGUF file. That
+        of a model that wavepe wrote needs a ``rope`` with no options but theta and those of a type.
     length : int, optional
         The length of the sequence, for the types dynamic and longrope and for the count of turns.
     layer_type : str, optional
@@ -206,17 +208,19 @@ def rope_report(
     length = None if length is None else checks.integer("length", length, 1)
     read = _read(config)
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
+    if "position_encoding" in read:  # a model that wavepe wrote
+        read["model_type"] = str(read.get("model_type")).removeprefix("wavepe_")
     encoding = read.get("position_encoding") or read.get("position_embedding_type")
     encoding = encoding or ("alibi" if read.get("alibi") else "rope")
     if read.get("patch_size") and "vocab_size" not in read:
         encoding = "positions of images"
     encoding = _OTHERS.get(str(read.get("model_type")), encoding)
-    if encoding not in ("rope", "rotary"):
-        raise ValueError(f"a report needs a stock model with RoPE, and this one has {encoding!r}")
+    if (spec := _of_spec(encoding)) is None:
+        raise ValueError(f"a report needs RoPE by theta and type alone, got {encoding!r}")
     for name, keys in _KEYS.items():
         if values := [read[key] for key in keys if read.get(key) is not None]:
             read[name] = values[0]
-    types = {kind: _engine(read, kind, rope, length) for kind, rope in _rules(read).items()}
+    types = {kind: _engine(read, kind, rope, length) for kind, rope in _rules(read, spec).items()}
     default = "full_attention" if "full_attention" in types else next(iter(types))
     kind = checks.choice("layer_type", default if layer_type is None else layer_type, types)
     engine, notes = types.pop(kind)
@@ -232,9 +236,7 @@ def _read(config: Any) -> dict[str, Any]:
     """Return a configuration; that of a GGUF file has GGUF's keys without the architecture."""
     if isinstance(config, Mapping):
         return dict(config)
-    path = Path(config)
-    if path.is_dir():
-        return read_object(path, "config.json")
+    path = Path(config, "config.json") if Path(config).is_dir() else Path(config)
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             return read_object(path.parent, path.name)
@@ -290,7 +292,17 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
     return {**config, "model_type": model_type, "gguf": True}
 
 
-def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _of_spec(spec: Any) -> dict[str, Any] | None:
+    """Return the rope parameters of a spec; None if it names more, or a part of the head."""
+    parts = split_spec(spec) if isinstance(spec, str) else []
+    if len(parts) != 1 or parts[0][1] or parts[0][0].partition(":")[0] not in ("rope", "rotary"):
+        return None
+    options = {_OF_SPEC.get(k, k): x for k, x in read_spec(spec)[1].items() if k != "interleaved"}
+    known = options.keys() <= {*_OF_SPEC.values(), *PARAMETERS} - {"partial_rotary_factor"}
+    return options if known and not {"scaled", "proportional"} & {*options.values()} else None
+
+
+def _rules(config: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rope parameters of each layer type; of all layers under the name ""."""
     rope, local = config.get("rope_parameters") or {}, config.get("local_rope_theta")
     local = local or _LOCAL.get(str(config.get("model_type")))
@@ -303,15 +315,18 @@ def _rules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise ValueError(f"a report cannot read a rotation with {', '.join(unread)}")
     if not by_type and local:  # before transformers 5
         scaled = rope if str(config.get("model_type")).startswith("modernbert") else {}
-        sliding = {**scaled, "rope_theta": local}
-        by_type = {"full_attention": rope, "sliding_attention": sliding}
+        by_type = {"full_attention": rope, "sliding_attention": {**scaled, "rope_theta": local}}
     if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
     original = None if by_type else config.get(ORIGINAL)  # Phi-3's, which replaces rope's
     outer = {} if original is None else {ORIGINAL: original}
     part = config.get("partial_rotary_factor") or _PARTS.get(str(config.get("model_type")))
     rest = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": part}
-    return {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
+    rules = {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
+    for kind, x in rules.items() if spec else ():  # as in hf/rotary.py, they replace a scaling
+        part = None if x.get("rope_type") == "proportional" else x["partial_rotary_factor"]
+        rules[kind] = {"rope_theta": x["rope_theta"], "partial_rotary_factor": part, **spec}
+    return rules
 
 
 def _engine(
