@@ -390,7 +390,8 @@ def test_keys_of_configurations(config, wanted, tmp_path):
         referee = wavepe.rope_report(source)
         np.testing.assert_allclose(referee.inv_freq, wanted[0], rtol=1e-14)
         assert referee.attention_factor == pytest.approx(wanted[1], rel=1e-15)
-        np.testing.assert_allclose(referee.turns, wanted[0] * TRAINED / (2 * np.pi), rtol=1e-14)
+        trained = config.get(ORIGINAL, TRAINED)
+        np.testing.assert_allclose(referee.turns, wanted[0] * trained / (2 * np.pi), rtol=1e-14)
     assert json.loads(referee.to_json())["inv_freq"] == referee.inv_freq.tolist()
 
 
@@ -425,7 +426,8 @@ def test_the_text_says_where_the_rule_changes():
         assert divisors[pair] == f"{divided[pair]:.5g}"
     assert "unknown keys in scaling for rope_type 'yarn': unknown_key\n" in text
     assert "attention factor 1.1386" in text
-    turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (TRAINED, LENGTH)]
+    assert f"turns in {BEFORE}    turns in {LENGTH}\n" in text  # before a raise, which the rule has
+    turns = [f"{length * inv_freq[-1] / (2 * np.pi):.5g}" for length in (BEFORE, LENGTH)]
     assert rows(text)[-1] == ["31", "4", f"{2 * np.pi / inv_freq[-1]:.5g}", *turns]
     assert rows(report("proportional"))[-1] == ["31", "inf", "inf", "0", "0"]
     own = {"model_type": "wavepe_cohere2", "position_encoding": "rope"}

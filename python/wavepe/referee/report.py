@@ -89,7 +89,8 @@ class RopeReport:
     attention_factor : float
         The factor on cosines and sines.
     turns : array (pairs,), float64, or None
-        The turns of each pair in the trained length; None if that is not known.
+        The turns of each pair in the trained length, which for yarn, longrope and llama3 is
+        original_max_position_embeddings; None if it is not known.
     engine : Engine
         The head size, the parameters, the lengths, and the order of pairs (`interleaved`).
     notes : tuple of str
@@ -159,8 +160,8 @@ class RopeReport:
         ends = np.flatnonzero(np.diff(same[0] + 2 * same[1]))  # where the rule changes
         rows = np.unique([*np.linspace(0, pairs - 1, 9).astype(int), *ends, *(ends + 1)])
         columns = {"pair": rows, "divided by": divisors[rows], "tokens per turn": tokens[rows]}
-        for length in filter(None, (engine.max_length, engine.length)):
-            columns[f"turns in {length}"] = length / tokens[rows]
+        for length in filter(None, (parameters.get(ORIGINAL, engine.max_length), engine.length)):
+            columns[f"turns in {length:.0f}"] = length / tokens[rows]
         layout = {None: "", True: " (2i, 2i+1)", False: f" (i, i+{pairs})"}[engine.interleaved]
         return "\n".join([
             *[f"layers {self.layer_type} (others: {', '.join(self.others)})"] * bool(self.others),
@@ -227,7 +228,8 @@ def rope_report(
     inv_freq, factor = engine.frequencies
     if not inv_freq.any():
         raise ValueError(f"a rotation needs a pair that turns, got {engine.parameters}")
-    turns = None if engine.max_length is None else inv_freq * engine.max_length / (2 * np.pi)
+    trained = engine.parameters.get(ORIGINAL, engine.max_length)  # before a raise by the rule
+    turns = None if trained is None else inv_freq * trained / (2 * np.pi)
     others = {key: x[0] for key, x in types.items()}
     return RopeReport(inv_freq.copy(), factor, turns, engine, tuple(notes), kind, others)
 
