@@ -79,8 +79,7 @@ def test_the_wavelets_of_the_theorem(position):
 
 @pytest.mark.parametrize("kind", oracle.KINDS)
 def test_the_transform_is_the_sum(kind):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((3, 2, 40))
+    x = np.random.default_rng(1).standard_normal((3, 2, 40))
     scale, shift = oracle.wavelet_grid(8, [1, 2, 8, 16])
     got = analysis.wavelet_transform(x, scale, shift, kind)
     wanted = np.zeros((3, 2, 8))

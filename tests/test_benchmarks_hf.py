@@ -124,8 +124,7 @@ def test_growth_is_that_to_the_peak():
 
 
 def test_decoding_appends_to_a_cache_that_is_cut_again():
-    model = hf_models.new_model(None, **TINY).eval()
-    call, cache = hf_models.decoding_of(model, 16)
+    call, cache = hf_models.decoding_of(hf_models.new_model(None, **TINY).eval(), 16)
     first = call()
     assert cache.get_seq_length() == 17
     cache.crop(-1)

@@ -378,8 +378,7 @@ def test_nothing_but_the_tables_when_quiet(tmp_path, capfd):
     specs = ["none/shaw:clip=2", "rope"]
     assert compare(tmp_path / "1", *more, specs=specs) == 0
     assert capfd.readouterr().err == ""
-    line = arguments(tmp_path / "2", *more, "--jobs", "2", specs=specs)
-    done, _ = forks(line)
+    done, _ = forks(arguments(tmp_path / "2", *more, "--jobs", "2", specs=specs))
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -88,8 +88,7 @@ def test_batches_follow_from_step_and_seed():
 
 @pytest.mark.parametrize("lengths", [(16, 32, 128), (16, 24), (128,)])
 def test_every_length_scores_the_same_bytes(lengths):
-    held_out = np.arange(5000).astype(np.int64)
-    chosen = evaluation_bytes(held_out, lengths, 600)
+    chosen = evaluation_bytes(np.arange(5000).astype(np.int64), lengths, 600)
     assert all(len(chosen) % length == 0 for length in lengths)
     assert 256 < len(chosen) <= 600
     pieces = chosen.reshape(-1, max(lengths))

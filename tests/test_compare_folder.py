@@ -187,8 +187,7 @@ def test_the_state_of_another_training_is_not_taken(tmp_path, capsys, monkeypatc
     interrupt(monkeypatch, loop.State, "save")
     assert compare(tmp_path, "--quiet", **ONE) == 130
     path = tmp_path / "training" / "none-seed0.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "spec": "alibi"}, path)
+    torch.save({**torch.load(path, weights_only=True), "spec": "alibi"}, path)
     message = refused(capsys, tmp_path, "--quiet", code=1, **ONE)
     assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in message
     path.unlink()

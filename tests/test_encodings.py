@@ -90,8 +90,7 @@ def test_arrays_are_the_formula(spec, length, head, heads):
     sizes = {"head": head, "dim": head, "trained_length": 16}
     for causal in (True, False):
         formula = INITIAL[spec] if encoding.learns else spec
-        parts = parts_of(formula, length, heads, causal=causal, **sizes)
-        ((_, wanted),) = parts.items()
+        ((_, wanted),) = parts_of(formula, length, heads, causal=causal, **sizes).items()
         dtype, bound = np.float64, 1e-12
         if encoding.adds:
             got = encoding.absolute(positions, head)

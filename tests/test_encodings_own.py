@@ -240,8 +240,7 @@ def test_arrays_without_their_range_are_refused(attention, torch, method, needed
             return {"x": np.ones((heads, head_dim))}
 
     def wrong(self, *args, **options):
-        given = next((x for x in args if isinstance(x, dict)), {})
-        return given.get("x", np.ones((3, 8)))
+        return next((x for x in args if isinstance(x, dict)), {}).get("x", np.ones((3, 8)))
 
     setattr(Bare, method, wrong)
     Bare.learned = method.startswith("learned")
@@ -277,8 +276,7 @@ def test_tables_of_heads_have_a_first_one(own, torch):
         return {"x": np.arange(heads * 3.0 * size).reshape(heads, 3, size)}
 
     learner("each", initial, learned_table=learned_table)
-    p = wavepe.encoding("each").table(3, 2).p
-    np.testing.assert_array_equal(p, [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(wavepe.encoding("each").table(3, 2).p, [[0, 1], [2, 3], [4, 5]])
 
 
 def test_an_encoding_that_learns_queries_alone_is_one(own):

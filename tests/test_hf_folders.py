@@ -140,8 +140,7 @@ def test_a_tokenizer_of_its_own_stays(tmp_path):
     stock.save_pretrained(tmp_path / "stock")
     wavepe.hf.convert(tmp_path / "stock", tmp_path / "converted", "alibi")
     wavepe.hf.convert(tmp_path / "converted", tmp_path / "twice", "none")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "twice")
-    model.save_pretrained(tmp_path / "saved")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "twice").save_pretrained(tmp_path / "saved")
     for name in ("converted", "twice", "saved"):
         given = json.loads((tmp_path / name / "config.json").read_text())["auto_map"]
         assert given.pop("AutoTokenizer") == ["mine.Tokenizer", None]
@@ -151,8 +150,7 @@ def test_a_tokenizer_of_its_own_stays(tmp_path):
 def test_cards(tmp_path):
     stock = tiny()
     stock.config._name_or_path = "somebody/llama"
-    model = wavepe.hf.patch(stock, {"0": "alibi"})
-    model.save_pretrained(tmp_path / "a")
+    wavepe.hf.patch(stock, {"0": "alibi"}).save_pretrained(tmp_path / "a")
     text = (tmp_path / "a" / CARD).read_text()
     for words in (
         "base_model: somebody/llama", "`0: alibi`", "16 tokens", "WavePELlamaForCausalLM",

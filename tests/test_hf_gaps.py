@@ -321,8 +321,7 @@ def test_a_piece_of_padding_alone(kind, length):
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :4] = 0
     positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
-    room = {"max_cache_len": 12} if kind is StaticCache else {}
-    cache = kind(config=model.config, **room)
+    cache = kind(config=model.config, **({"max_cache_len": 12} if kind is StaticCache else {}))
     for start, stop in ((0, 4), (4, length), (length, 9)):
         if start == stop:
             continue

@@ -57,8 +57,7 @@ def in_steps(model):
 
 def padded(model):
     ids = torch.cat([torch.zeros(2, 3, dtype=torch.long), IDS], 1)
-    mask = (torch.arange(23) >= 3).long().expand(2, -1)
-    return logits(model, ids, attention_mask=mask)[:, 3:]
+    return logits(model, ids, attention_mask=(torch.arange(23) >= 3).long().expand(2, -1))[:, 3:]
 
 
 def whole(model):
@@ -109,16 +108,14 @@ def test_in_float64(stock, monkeypatch):
 def test_its_options_are_those_of_inkling_2(monkeypatch):
     """A new table and sinks with the values of the model's own, its clip and factor: the same."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2, "log_scaling_n_floor": 6}
-    stock = build("inkling2_text", attn_implementation="eager", **kinds)
-    model = in_float64(stock, monkeypatch)
+    model = in_float64(build("inkling2_text", attn_implementation="eager", **kinds), monkeypatch)
     for table in tables(model):
         table.norm.scale.data.fill_(1)
     before, _ = whole(model), gradients(model, IDS)
     exact = {name: x.grad for name, x in model.named_parameters()}
     names = {x: name for name, x in model.named_parameters()}
     own = [(x.linear.weight, x.proj.T, x.linear.weight.grad, x.proj.grad.T) for x in tables(model)]
-    spec = "relative:extent=9,rank=4,l2_clip=1,floor=6+sink:from_input=true"
-    wavepe.hf.patch(model, spec)
+    wavepe.hf.patch(model, "relative:extent=9,rank=4,l2_clip=1,floor=6+sink:from_input=true")
     for layer, (linear, table, *wanted) in zip(model.model.layers, own, strict=True):
         new, sink = layer.self_attn.position_encoding.children()
         new.r_proj.data.copy_(linear.view(new.r_proj.shape))

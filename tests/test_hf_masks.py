@@ -327,8 +327,7 @@ def test_gradients():
 def test_packed_sequences_of_one_token(spec, use_cache):
     """Their position is that of the token before, and does not fall."""
     model, ids, ends = patched_tiny(spec), tokens(1, 6), (0, 2, 3, 4, 6)
-    positions = torch.tensor([[0, 1, 0, 0, 0, 1]])
-    got = logits(model, ids, position_ids=positions, use_cache=use_cache)
+    got = logits(model, ids, position_ids=torch.tensor([[0, 1, 0, 0, 0, 1]]), use_cache=use_cache)
     alone = [logits(model, ids[:, a:b]) for a, b in itertools.pairwise(ends)]
     assert close(got, torch.cat(alone, 1), 1e-5)
 

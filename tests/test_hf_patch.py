@@ -387,8 +387,7 @@ def test_other_refusals():
 
 
 def test_what_is_missing_is_named():
-    script = "import sys; sys.modules['transformers'] = None; import wavepe.hf"
-    run = forked("-c", script)
+    run = forked("-c", "import sys; sys.modules['transformers'] = None; import wavepe.hf")
     assert run.returncode != 0
     assert 'pip install ".[hf]"' in run.stderr
 

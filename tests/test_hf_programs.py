@@ -51,8 +51,7 @@ def folders(tmp_path, monkeypatch):
 
 
 def live(folders):
-    model = transformers.LlamaForCausalLM.from_pretrained(folders / "stock")
-    return wavepe.hf.patch(model, SPEC)
+    return wavepe.hf.patch(transformers.LlamaForCausalLM.from_pretrained(folders / "stock"), SPEC)
 
 
 def test_pipelines(folders):

@@ -102,8 +102,7 @@ def test_models_that_agree(family):
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_scalings_are_no_difference(kind):
     """Nor are the frequencies that dynamic scaling leaves after a long sequence."""
-    rope = {"rope_type": kind, "rope_theta": 50.0, **SCALINGS[kind]}
-    model = tiny(rope_parameters=rope)
+    model = tiny(rope_parameters={"rope_type": kind, "rope_theta": 50.0, **SCALINGS[kind]})
     model(tokens(1, 70))
     wavepe.hf.patch(model, "rope")
     wavepe.hf.unpatch(model)

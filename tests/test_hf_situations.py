@@ -157,8 +157,7 @@ def packed(lengths):
     """Sequences in one row: tokens, positions, and where each begins and ends."""
     ids = tokens(1, sum(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    return ids, positions, ends
+    return ids, positions, torch.tensor([0, *lengths]).cumsum(0)
 
 
 def each_alone(model, ids, ends):

@@ -206,8 +206,7 @@ print(sorted(get_peft_model(model, LoraConfig()).peft_config["default"].target_m
 
 def test_default_target_modules_where_peft_comes_last():
     needs("peft")
-    tests = str(Path(__file__).parent)
-    found = output("-c", DEFAULTS, start=forked, PYTHONPATH=tests)
+    found = output("-c", DEFAULTS, start=forked, PYTHONPATH=str(Path(__file__).parent))
     assert found.split() == ["['q_proj',", "'v_proj']"]
 
 
@@ -237,8 +236,7 @@ def test_an_adapter_with_defaults_comes_back(loaded, tmp_path):
     patched.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base") if loaded else patched
     first = logits(model.eval(), ids)
-    config = peft.LoraConfig(modules_to_save=["position_encoding"])
-    tuned = peft.get_peft_model(model, config)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=["position_encoding"]))
     optimizer = torch.optim.SGD((p for p in tuned.parameters() if p.requires_grad), lr=1.0)
     tuned(ids, labels=ids).loss.backward()
     optimizer.step()

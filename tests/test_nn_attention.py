@@ -142,8 +142,7 @@ def test_constant_terms_are_kept(spec, monkeypatch):
     scores = Scores(wavepe.encoding(spec), 8, 2, causal=True)
 
     def terms(length, dtype=torch.float32):
-        q = torch.randn(1, 2, 1, 8, dtype=dtype)
-        return scores._terms(q, length, {}, None, False)
+        return scores._terms(torch.randn(1, 2, 1, 8, dtype=dtype), length, {}, None, False)
 
     kept = terms(100)
     assert terms(1) is terms(128) is kept
@@ -452,8 +451,7 @@ def test_positions_before_the_first_token_stand_for_padding():
         out = module(q.requires_grad_(), k, v, key_mask=mask, positions=positions)
         out[:, :, 2:].sum().backward()
         assert q.grad.isfinite().all()
-        alone = module(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])
-        torch.testing.assert_close(out[:, :, 2:], alone)
+        torch.testing.assert_close(out[:, :, 2:], module(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:]))
 
 
 def test_an_input_of_integers_is_refused():

@@ -345,8 +345,7 @@ def test_gradients_of_the_query_alone():
     for frozen in (layer.k_proj, layer.v_proj):
         frozen.requires_grad_(False)
     x, cache = torch.randn(1, 5, 16), KVCache()
-    steps = torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(5)], 1)
-    steps.sum().backward()
+    torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(5)], 1).sum().backward()
     got, layer.q_proj.weight.grad = layer.q_proj.weight.grad, None
     layer(x).sum().backward()
     torch.testing.assert_close(got, layer.q_proj.weight.grad)

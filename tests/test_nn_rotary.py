@@ -244,8 +244,7 @@ def test_scaling_can_be_set():
     scaling["factor"] = rotary.scaling["factor"] = 3.0  # of copies
     rotary.theta = 200  # reads what is stored
     q, k = heads()
-    inv_freq = oracle.rope_frequencies(8, 200.0) / 2
-    assert_rotated(rotary(q, k)[0], q, np.arange(6), inv_freq)
+    assert_rotated(rotary(q, k)[0], q, np.arange(6), oracle.rope_frequencies(8, 200.0) / 2)
     rotary.scaling = {"rope_theta": 50.0}
     assert rotary.theta == 50.0
     rotary.scaling = None

@@ -19,8 +19,7 @@ def softmax_part(score, v):
     """Return (out, lse) of attention over some keys; a row of only -inf gives 0 and -inf."""
     lse = torch.logsumexp(score, -1)
     unseen = lse == -INF
-    weights = torch.exp(score - torch.where(unseen, 0, lse)[..., None])
-    return weights @ v, lse
+    return torch.exp(score - torch.where(unseen, 0, lse)[..., None]) @ v, lse
 
 
 def split(score, v, edges):
@@ -113,8 +112,7 @@ def test_gradients_are_those_of_the_whole(edges):
         return torch.autograd.grad(function(*leaves), leaves, grads)
 
     def whole(score, v):
-        lse = torch.logsumexp(score, -1)
-        return torch.softmax(score, -1) @ v, lse
+        return torch.softmax(score, -1) @ v, torch.logsumexp(score, -1)
 
     def merged(score, v):
         # A part that sees nothing stands aside, so that its own gradients are 0.

@@ -82,8 +82,7 @@ def test_every_wavelet(kind, d):
 )
 def test_ranks_of_the_papers_wavelets(d, rows, near, far):
     """The ranks and the band that a prototype measured at 1e-7."""
-    table = ops.relative_table(wavelets(d))
-    p, first, zones = table.tensors(torch.float32, "cpu")
+    p, first, zones = ops.relative_table(wavelets(d)).tensors(torch.float32, "cpu")
     assert first == 0
     assert abs(len(p) - rows) <= 4
     assert [len(c) for c in zones[::2]] == [64, len(p) - 64]
@@ -343,8 +342,7 @@ def test_nothing_can_be_set():
 
 
 def test_copies_and_pickles():
-    p = np.concatenate([np.zeros((2, 64)), wavelets(64)])
-    table = ops.relative_table(p, -5)
+    table = ops.relative_table(np.concatenate([np.zeros((2, 64)), wavelets(64)]), -5)
     table.tensors(torch.bfloat16, "cpu")
     assert copy.deepcopy(table) is table
     assert copy.copy(table) is table

@@ -54,8 +54,7 @@ def test_bfloat16_rounds_every_number_to_nearest_even(variant, high):
     sin = cos.flip(1)
     for interleaved in (False, True):
         x = torch.zeros(len(cos), 64, dtype=torch.bfloat16)
-        a = x[:, ::2] if interleaved else x[:, :32]
-        a.fill_(1)  # the pairs become (cos, sin)
+        (x[:, ::2] if interleaved else x[:, :32]).fill_(1)  # the pairs become (cos, sin)
         got = ops.rope(x, cos, sin, interleaved=interleaved)
         pairs = got.unflatten(1, (32, 2)).mT if interleaved else got.unflatten(1, (2, 32))
         want = torch.stack([cos * 1 - sin * 0, sin * 1 + cos * 0], 1).bfloat16()

@@ -18,8 +18,7 @@ def test_forms_of_offsets(variant):
             offsets = torch.arange(20, dtype=integer)
             got = ops.wavelet_table(offsets, scale, shift, mirrored=mirrored)
             assert torch.equal(got, whole), integer
-    smallest = torch.tensor([-128], dtype=torch.int8)
-    got = ops.wavelet_table(smallest, scale, shift, mirrored=True)
+    got = ops.wavelet_table(torch.tensor([-128], dtype=torch.int8), scale, shift, mirrored=True)
     assert torch.equal(got, ops.wavelet_table(torch.tensor([128]), scale, shift))
 
 

@@ -111,8 +111,7 @@ def test_models(family):
     parts = [logits(model, row[:, a:b], use_cache=False) for a, b in itertools.pairwise(ends)]
     found = logits(model, row, position_ids=positions, use_cache=False)
     assert close(found, torch.cat(parts, 1), 1e-5)
-    cache = DynamicCache(config=model.config)
-    late = in_pieces(model, ids[:1], None, cache)
+    late = in_pieces(model, ids[:1], None, DynamicCache(config=model.config))
     plain = wavepe.hf.patch(build(family), "rope:theta=100")
     assert not close(late, logits(plain, ids[:1]), 1e-2)
     with pytest.raises(ValueError, match="takes no output_attentions=True"):
