@@ -63,7 +63,8 @@ class Encoding(Methods):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = checked(f"{self.name} {field.name}", getattr(self, field.name), field)
+            label = f"{self.name} {field.name}"
+            value = checked(label, getattr(self, field.name), field)
             object.__setattr__(self, field.name, value)
 
     def __str__(self) -> str:
@@ -213,7 +214,8 @@ class Combination(Encoding):
 
     @once
     def window(self) -> int | None:
-        return min((part.window for part in self.parts if part.window is not None), default=None)
+        windows = [part.window for part in self.parts if part.window is not None]
+        return min(windows, default=None)
 
     @once
     def learned(self) -> bool:  # type: ignore[override]

@@ -96,7 +96,8 @@ class Adaptation:
         return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
 
     def __str__(self) -> str:
-        table = markdown_rows("model", list(map(str, self.adapted.settings["lengths"])), self.rows)
+        lengths = list(map(str, self.adapted.settings["lengths"]))
+        table = markdown_rows("model", lengths, self.rows)
         heading = f"# {self._name} with {self.adapted.encoding}"
         return "\n\n".join([heading, f"{self.title}.", table, *self.facts]) + "\n"
 
@@ -171,7 +172,8 @@ def adapt(
     models.check_links(Path(source))
     with models.opened(source, imports, device, threads) as loaded:
         source_encoding = encoding_of(loaded.model)
-        labels = {k: x.format("source" if source_encoding else "stock") for k, x in _ROWS.items()}
+        word = "stock" if source_encoding is None else "source"
+        labels = {name: label.format(word) for name, label in _ROWS.items()}
         lengths, held_out = options.get("lengths") or (2 * length,), options.get("held_out")
         last = max(held_out or adapting.HELD_OUT, *lengths)
         ids = first_and_last_tokens(loaded, data, tokens, last)

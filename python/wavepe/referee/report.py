@@ -140,8 +140,9 @@ class RopeReport:
             cannot show a rotation (each position is 0).
         """
         float32 = checks.flag("float32_angles", float32_angles)
-        arrays = dict(zip(NAMES, (inv_freq, cos, sin, q, rotated, positions), strict=True))
-        return check(self.engine, self.others, checked_arrays(self.engine, arrays, float32))
+        values = (inv_freq, cos, sin, q, rotated, positions)
+        arrays = checked_arrays(self.engine, dict(zip(NAMES, values, strict=True)), float32)
+        return check(self.engine, self.others, arrays)
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -317,7 +318,8 @@ def _rules(config: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, dict
         raise ValueError(f"a report cannot read a rotation with {', '.join(unread)}")
     if not by_type and local:  # before transformers 5
         scaled = rope if str(config.get("model_type")).startswith("modernbert") else {}
-        by_type = {"full_attention": rope, "sliding_attention": {**scaled, "rope_theta": local}}
+        sliding = {**scaled, "rope_theta": local}
+        by_type = {"full_attention": rope, "sliding_attention": sliding}
     if bases := config.get("layer_rope_theta"):  # Granite: 0 for layers without positions
         by_type = {f"theta={x:g}": {**rope, "rope_theta": x} for x in sorted({*bases} - {0})}
     original = None if by_type else config.get(ORIGINAL)  # Phi-3's, which replaces rope's
@@ -325,7 +327,9 @@ def _rules(config: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, dict
     part = config.get("partial_rotary_factor") or _PARTS.get(str(config.get("model_type")))
     rest = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": part}
     rules = {kind: {**rest, **x, **outer} for kind, x in (by_type or {"": rope}).items()}
-    for kind, x in rules.items() if spec else ():  # as in hf/rotary.py, they replace a scaling
+    if not spec:
+        return rules
+    for kind, x in rules.items():  # as in hf/rotary.py, a spec's options replace a scaling
         part = None if x.get("rope_type") == "proportional" else x["partial_rotary_factor"]
         rules[kind] = {"rope_theta": x["rope_theta"], "partial_rotary_factor": part, **spec}
     return rules
