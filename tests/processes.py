@@ -2,16 +2,20 @@
 
 `python` and `output` start an interpreter, which imports torch and transformers again: seconds.
 `forked` runs the same words in a fork of a process that has imported both, but not wavepe. It
-serves where the start of the interpreter is not what is tested.
+serves where the start of the interpreter is not what is tested. All workers of a run share that
+process.
 """
 
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,10 +23,7 @@ import time
 import traceback
 from pathlib import Path
 
-WARM = (
-    "torch", "transformers.models.llama.modeling_llama",
-    "transformers.models.gemma3.modeling_gemma3", "matplotlib.pyplot", "rich",
-)  # fmt: skip
+WARM = ("torch", "transformers.models.llama.modeling_llama", "matplotlib.pyplot", "rich")
 
 
 def python(*words, cwd=None, **environment):
@@ -64,18 +65,27 @@ def gone(numbers):
 
 def _ask(job):
     server = _server()
-    server.stdin.write(json.dumps(job) + "\n")
-    server.stdin.flush()
-    return json.loads(server.stdout.readline())
+    server.write(json.dumps(job) + "\n")
+    server.flush()
+    return json.loads(server.readline())
 
 
 @functools.cache
 def _server():
-    """Start the process that forks, once in each process of the tests."""
-    command = [sys.executable, __file__, *WARM]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.kill)
-    return server
+    """Connect to the process that forks. The first worker of a run that needs it starts it."""
+    run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    address = f"\0wavepe-tests-{run}"
+    client = socket.socket(socket.AF_UNIX)
+    while True:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)  # fails if another worker has started the process
+            listener.listen()
+            handle = listener.fileno()
+            command = [sys.executable, __file__, str(handle), *WARM]
+            server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[handle])
+            atexit.register(server.kill)
+        if not client.connect_ex(address):
+            return client.makefile("rw")
 
 
 def import_all(modules):
@@ -85,20 +95,43 @@ def import_all(modules):
             importlib.import_module(name)
 
 
-def _serve(modules):
-    """Import the modules, then fork for each line of stdin and write how the fork ended."""
+def _models():
+    """Return the modules of transformers that wavepe.hf imports. A fork finds them, and ends."""
+    reader, writer = os.pipe()
+    if not os.fork():
+        import_all(["wavepe.hf"])
+        with open(writer, "w") as found:
+            found.writelines(f"{x}\n" for x in sys.modules if x.startswith("transformers.models."))
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as found:
+        return found.read().split()
+
+
+def _serve(handle, *modules):
+    """Import the modules, then fork for each client, and there for each line that it sends."""
     import_all(modules)
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if not child:
-            break
-        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        answers.flush()
-    else:
-        return
-    answers.close()
+    import_all(_models())
+    gc.collect()
+    gc.freeze()  # collections of the forks need not look at what was imported
+    with socket.socket(fileno=int(handle)) as listener:
+        while True:
+            if sys.stdin in select.select([listener, sys.stdin], [], [])[0]:
+                os._exit(0)  # the process that started this one is gone
+            client = listener.accept()[0]
+            if not os.fork():
+                break
+            client.close()
+    with client, client.makefile("rw") as lines:
+        for line in lines:
+            job = json.loads(line)
+            child = os.fork()
+            if not child:
+                break
+            lines.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+            lines.flush()
+        else:
+            os._exit(0)
     for stream, file in enumerate((os.devnull, *job["files"])):
         handle = os.open(file, os.O_RDWR | os.O_CREAT)
         os.dup2(handle, stream)
@@ -139,4 +172,4 @@ def _run(first, *rest):
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _serve(*sys.argv[1:])
