@@ -23,7 +23,14 @@ import time
 import traceback
 from pathlib import Path
 
-WARM = ("torch", "transformers.models.llama.modeling_llama", "matplotlib.pyplot", "rich")
+# The models that wavepe.hf imports. One that is missing here takes longer in each fork.
+MODELS = """
+    cohere2 exaone4 gemma gemma2 gemma3 gemma4 glm4 gpt_neox gpt_oss granite granite_swa inkling
+    inkling2 llama ministral3 mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe
+    seed_oss smollm3 stablelm
+"""
+WARM = ("torch", *(f"transformers.models.{x}.modeling_{x}" for x in MODELS.split()))
+WARM += ("matplotlib.pyplot", "rich")
 
 
 def python(*words, cwd=None, **environment):
@@ -43,7 +50,11 @@ def forked(*words, cwd=None, **environment):
         files = [os.path.join(folder, name) for name in ("out", "err")]
         path = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
         job = {"words": words, "cwd": os.fspath(cwd or os.getcwd()), "files": files, "path": path}
-        status = _ask(job | {"environment": {**os.environ, **environment}})
+        job["environment"] = {**os.environ, **environment}
+        server = _server()
+        server.write(json.dumps(job) + "\n")
+        server.flush()
+        status = json.loads(server.readline())
         return subprocess.CompletedProcess(words, status, *(Path(f).read_text() for f in files))
 
 
@@ -61,13 +72,6 @@ def gone(numbers):
             return True
         time.sleep(0.01)
     return False
-
-
-def _ask(job):
-    server = _server()
-    server.write(json.dumps(job) + "\n")
-    server.flush()
-    return json.loads(server.readline())
 
 
 @functools.cache
@@ -88,30 +92,11 @@ def _server():
             return client.makefile("rw")
 
 
-def import_all(modules):
-    """Import those of the modules that are installed."""
+def _serve(handle, *modules):
+    """Import the modules, then fork for each client, and there for each line that it sends."""
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def _models():
-    """Return the modules of transformers that wavepe.hf imports. A fork finds them, and ends."""
-    reader, writer = os.pipe()
-    if not os.fork():
-        import_all(["wavepe.hf"])
-        with open(writer, "w") as found:
-            found.writelines(f"{x}\n" for x in sys.modules if x.startswith("transformers.models."))
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as found:
-        return found.read().split()
-
-
-def _serve(handle, *modules):
-    """Import the modules, then fork for each client, and there for each line that it sends."""
-    import_all(modules)
-    import_all(_models())
     gc.collect()
     gc.freeze()  # collections of the forks need not look at what was imported
     with socket.socket(fileno=int(handle)) as listener:

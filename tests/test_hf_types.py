@@ -97,7 +97,8 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 PreTrainedModel.save_pretrained = lambda *args, **options: (args[1:], options)
 import wavepe.hf.model_types
 importlib.reload(wavepe.hf.model_types)
-print(LlamaModel(LlamaConfig(num_hidden_layers=0)).save_pretrained("folder", max_shard_size=1))
+config = LlamaConfig(num_hidden_layers=0, vocab_size=8)
+print(LlamaModel(config).save_pretrained("folder", max_shard_size=1))
 """
 
 
