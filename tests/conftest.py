@@ -117,12 +117,11 @@ def is_quick(config):
 def pytest_generate_tests(metafunc):
     """Leave the long tail out, but with --all: as items, it would take seconds in each process."""
     yield
-    calls = metafunc._calls
     if is_quick(metafunc.config):
-        calls = [call for call in calls if all(mark.name != "slow" for mark in call.marks)]
+        calls = [x for x in metafunc._calls if all(mark.name != "slow" for mark in x.marks)]
         spare = beyond_pairs([call.params for call in calls])
-        calls = [call for place, call in enumerate(calls) if place not in spare]
-    metafunc._calls = calls or metafunc._calls
+        kept = [call for place, call in enumerate(calls) if place not in spare]
+        metafunc._calls = kept or metafunc._calls
 
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests first

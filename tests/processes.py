@@ -23,12 +23,9 @@ import time
 import traceback
 from pathlib import Path
 
-# The models that wavepe.hf imports. One that is missing here takes longer in each fork.
-MODELS = """
-    cohere2 exaone4 gemma gemma2 gemma3 gemma4 glm4 gpt_neox gpt_oss granite granite_swa inkling
-    inkling2 llama ministral3 mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe
-    seed_oss smollm3 stablelm
-"""
+MODELS = """cohere2 exaone4 gemma gemma2 gemma3 gemma4 glm4 gpt_neox gpt_oss granite granite_swa
+    inkling inkling2 llama ministral3 mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3
+    qwen3_moe seed_oss smollm3 stablelm"""  # of wavepe.hf: a missing one takes longer in each fork
 WARM = ("torch", *(f"transformers.models.{x}.modeling_{x}" for x in MODELS.split()))
 WARM += ("matplotlib.pyplot", "rich")
 
@@ -84,9 +81,8 @@ def _server():
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)  # fails if another worker has started the process
             listener.listen()
-            handle = listener.fileno()
-            command = [sys.executable, __file__, str(handle), *WARM]
-            server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[handle])
+            command = [sys.executable, __file__, str(listener.fileno()), *WARM]
+            server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
             atexit.register(server.kill)
         if not client.connect_ex(address):
             return client.makefile("rw")
