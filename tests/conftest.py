@@ -169,15 +169,15 @@ def beyond_pairs(calls):
     return spare
 
 
-def pytest_collection_finish():
-    """Freeze the imported objects, so that the garbage collector skips them.
-
-    `wavepe.hf.patch` looks for caches in all its objects. Without freezing that takes longer than
-    the rest of a tiny test.
-    """
+@pytest.fixture(scope="module", autouse=True)
+def freeze():
+    """Freeze what is there before a file's tests, so that collections of garbage skip it: Trainer's
+    and the search of `wavepe.hf.patch` would take longer than the rest of a tiny test."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # Triton would report frozen objects as leaked
+
+
+atexit.register(gc.unfreeze)  # Triton would report frozen objects as leaked
 
 
 if EMULATED:  # see test_sanitizers.py
