@@ -238,9 +238,9 @@ def test_formulas_become_mathml(rendered):
 
 
 def test_a_formula_that_cannot_be_drawn_is_told(rendered):
-    with TestCase().assertLogs() as told:
+    with TestCase().assertLogs() as logs:
         rendered("Where $\\nothing{a}$ is.")
-    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in told.output[0]
+    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in logs.output[0]
 
 
 def test_a_warning_stays_a_quote(rendered):
@@ -254,9 +254,9 @@ def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
 
 def test_a_command_that_does_not_exist_is_told(hooks):
     text = "```\nwavepe plot bias --png a.png  # right\nwavepe plot bias \\\n    --jpg a.jpg\n```"
-    with TestCase().assertLogs() as told:
+    with TestCase().assertLogs() as logs:
         assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == text
-    (line,) = told.output
+    (line,) = logs.output
     assert line.count("wrong command") == line.count("arguments: --jpg a.jpg") == 1
 
 
@@ -275,10 +275,10 @@ def test_a_page_fetches_nothing_from_the_network(hooks):
     with TestCase().assertNoLogs():
         assert hooks.on_post_page(own, PAGE, None) == own
     foreign = '<script defer src="https://a.org/b"> <img src="//a.org/c.png">'
-    with TestCase().assertLogs() as told:
+    with TestCase().assertLogs() as logs:
         hooks.on_post_page(f'{foreign} <link rel="stylesheet" href="https://a.org/d">', PAGE, None)
-    found = re.findall(r"page.md fetches (\S+)", "\n".join(told.output))
-    assert found == ["https://a.org/b", "//a.org/c.png", "https://a.org/d"]
+    addresses = re.findall(r"page.md fetches (\S+)", "\n".join(logs.output))
+    assert addresses == ["https://a.org/b", "//a.org/c.png", "https://a.org/d"]
 
 
 BROWSERS = [*filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chrome")))]

@@ -121,11 +121,11 @@ FOUR = ("wavelet", "rope", "alibi", "normalised")
 )
 def test_eight_times_the_trained_length(spec, guarded):
     """With no override, and all tokens of it."""
-    with TestCase().assertLogs("fairseq_cli.eval_lm") as told:
+    with TestCase().assertLogs("fairseq_cli.eval_lm") as logs:
         losses = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
     assert losses[0] != losses[1]
     assert max(losses) < math.log2(len(dictionary()))
-    assert str(told.output).count(f"Evaluated {len(validation_words()):,} tokens") == 2
+    assert str(logs.output).count(f"Evaluated {len(validation_words()):,} tokens") == 2
 
 
 def by_hand(path, block, context):
