@@ -110,6 +110,7 @@ def interrupt(monkeypatch, owner, name, when=lambda *_: True):
 FORKING = r"""
 import multiprocessing, os, signal, sys
 from pathlib import Path
+from matplotlib.figure import Figure
 from wavepe.cli import main
 from wavepe.common.files import TERMINATION_SIGNALS
 from wavepe.experiments import executors
@@ -118,6 +119,7 @@ pattern, number, whom, *words = sys.argv[1:]
 out = Path(words[words.index("--out") + 1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 workers = []
+Figure.savefig = lambda figure, path, **_: Path(path).write_bytes(b"")  # as `compare` does
 
 
 def begin(lock, places):

@@ -108,18 +108,30 @@ def why_not(name):
     return "this CPU does not run it, or the build lacks it"
 
 
+def is_quick(config):
+    named = any("::" in argument for argument in config.args) or config.option.markexpr
+    return config.getoption("--quick") or not (config.getoption("--all") or named)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Leave the long tail out, but with --all: as items, it would take seconds in each process."""
+    yield
+    if is_quick(metafunc.config):
+        calls = [x for x in metafunc._calls if all(mark.name != "slow" for mark in x.marks)]
+        spare = beyond_pairs([call.params for call in calls])
+        kept = [call for place, call in enumerate(calls) if place not in spare]
+        metafunc._calls = kept or metafunc._calls
+
+
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests first
 def pytest_collection_modifyitems(config, items):
-    """Leave the long tail out, but with --all, and run the longest tests first: at the end, one
-    core would run while the others wait."""
-    named = any("::" in argument for argument in config.args) or config.option.markexpr
-    if config.getoption("--quick") or not (config.getoption("--all") or named):
-        quick = [item for item in items if item.get_closest_marker("slow") is None]
-        kept = set(quick)
-        for same in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
-            kept -= set(beyond_pairs(list(same[1])))
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
+    """Leave slow tests out, but with --all, and run the longest ones first: at the end, one core
+    would run while the others wait."""
+    if is_quick(config):
+        slow = {item for item in items if item.get_closest_marker("slow")}
+        config.hook.pytest_deselected(items=list(slow))
+        items[:] = [item for item in items if item not in slow]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if seed := os.environ.get("WAVEPE_HYPOTHESIS_SEED"):  # `make fuzz`: other examples each time
         hypothesis = pytest.importorskip("hypothesis")
@@ -128,45 +140,44 @@ def pytest_collection_modifyitems(config, items):
                 hypothesis.seed(int(seed))(item.function)
 
 
-def beyond_pairs(items):
-    """Return the items of a test that show no new pair of values of its parameters.
+def beyond_pairs(calls):
+    """Return the places of the calls of a test that show no new pair of values of its parameters.
 
     The test-only variant need not be shown with each of the other values.
     """
-    shown, texts = {}, {}  # values are shared, and the text of a tensor is slow
-    for item in items:
-        given = item.callspec.params if hasattr(item, "callspec") else {}
+    shown, texts = [], {}  # values are shared, and the text of a tensor is slow
+    for given in calls:
         texts |= {id(value): repr(value) for value in given.values() if id(value) not in texts}
         values = [(name, texts[id(given[name])]) for name in sorted(given)]
         rare = {("variant", repr(TEST_ONLY))} & set(values)
         pairs = itertools.combinations(values, 2)
-        shown[item] = {p for p in pairs if rare.isdisjoint(p)} | rare or set(values)
-    left = set().union(*shown.values())
-    spare = dict.fromkeys(items)
-    # How many new pairs each item shows at most; this number only falls.
-    heap = [(-len(shown[item]), place) for place, item in enumerate(items)]
+        shown.append({p for p in pairs if rare.isdisjoint(p)} | rare or set(values))
+    left = set().union(*shown)
+    spare = set(range(len(calls)))
+    # How many new pairs each call shows at most; this number only falls.
+    heap = [(-len(shown[place]), place) for place in spare]
     heapq.heapify(heap)
     while left:
         most, place = heap[0]
-        new = shown[items[place]] & left
+        new = shown[place] & left
         if len(new) < -most:
             heapq.heapreplace(heap, (-len(new), place))
             continue
         heapq.heappop(heap)
         left -= new
-        del spare[items[place]]
-    return list(spare) if len(items) > 1 else []
+        spare.remove(place)
+    return spare
 
 
-def pytest_collection_finish():
-    """Freeze the imported objects, so that the garbage collector skips them.
-
-    `wavepe.hf.patch` looks for caches in all its objects. Without freezing that takes longer than
-    the rest of a tiny test.
-    """
+@pytest.fixture(scope="module", autouse=True)
+def freeze():
+    """Freeze what is there before a file's tests, so that collections of garbage skip it: Trainer's
+    and the search of `wavepe.hf.patch` would take longer than the rest of a tiny test."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # Triton would report frozen objects as leaked
+
+
+atexit.register(gc.unfreeze)  # Triton would report frozen objects as leaked
 
 
 if EMULATED:  # see test_sanitizers.py

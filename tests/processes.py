@@ -2,16 +2,20 @@
 
 `python` and `output` start an interpreter, which imports torch and transformers again: seconds.
 `forked` runs the same words in a fork of a process that has imported both, but not wavepe. It
-serves where the start of the interpreter is not what is tested.
+serves where the start of the interpreter is not what is tested. All workers of a run share that
+process.
 """
 
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,10 +23,11 @@ import time
 import traceback
 from pathlib import Path
 
-WARM = (
-    "torch", "transformers.models.llama.modeling_llama",
-    "transformers.models.gemma3.modeling_gemma3", "matplotlib.pyplot", "rich",
-)  # fmt: skip
+MODELS = """cohere2 exaone4 gemma gemma2 gemma3 gemma4 glm4 gpt_neox gpt_oss granite granite_swa
+    inkling inkling2 llama ministral3 mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3
+    qwen3_moe seed_oss smollm3 stablelm"""  # of wavepe.hf: a missing one takes longer in each fork
+WARM = ("torch", *(f"transformers.models.{x}.modeling_{x}" for x in MODELS.split()))
+WARM += ("matplotlib.pyplot", "rich")
 
 
 def python(*words, cwd=None, **environment):
@@ -42,7 +47,11 @@ def forked(*words, cwd=None, **environment):
         files = [os.path.join(folder, name) for name in ("out", "err")]
         path = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
         job = {"words": words, "cwd": os.fspath(cwd or os.getcwd()), "files": files, "path": path}
-        status = _ask(job | {"environment": {**os.environ, **environment}})
+        job["environment"] = {**os.environ, **environment}
+        server = _server()
+        server.write(json.dumps(job) + "\n")
+        server.flush()
+        status = json.loads(server.readline())
         return subprocess.CompletedProcess(words, status, *(Path(f).read_text() for f in files))
 
 
@@ -62,43 +71,48 @@ def gone(numbers):
     return False
 
 
-def _ask(job):
-    server = _server()
-    server.stdin.write(json.dumps(job) + "\n")
-    server.stdin.flush()
-    return json.loads(server.stdout.readline())
-
-
 @functools.cache
 def _server():
-    """Start the process that forks, once in each process of the tests."""
-    command = [sys.executable, __file__, *WARM]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.kill)
-    return server
+    """Connect to the process that forks. The first worker of a run that needs it starts it."""
+    run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    address = f"\0wavepe-tests-{run}"
+    client = socket.socket(socket.AF_UNIX)
+    while True:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)  # fails if another worker has started the process
+            listener.listen()
+            command = [sys.executable, __file__, str(listener.fileno()), *WARM]
+            server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+            atexit.register(server.kill)
+        if not client.connect_ex(address):
+            return client.makefile("rw")
 
 
-def import_all(modules):
-    """Import those of the modules that are installed."""
+def _serve(handle, *modules):
+    """Import the modules, then fork for each client, and there for each line that it sends."""
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def _serve(modules):
-    """Import the modules, then fork for each line of stdin and write how the fork ended."""
-    import_all(modules)
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if not child:
-            break
-        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        answers.flush()
-    else:
-        return
-    answers.close()
+    gc.collect()
+    gc.freeze()  # collections of the forks need not look at what was imported
+    with socket.socket(fileno=int(handle)) as listener:
+        while True:
+            if sys.stdin in select.select([listener, sys.stdin], [], [])[0]:
+                os._exit(0)  # the process that started this one is gone
+            client = listener.accept()[0]
+            if not os.fork():
+                break
+            client.close()
+    with client, client.makefile("rw") as lines:
+        for line in lines:
+            job = json.loads(line)
+            child = os.fork()
+            if not child:
+                break
+            lines.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+            lines.flush()
+        else:
+            os._exit(0)
     for stream, file in enumerate((os.devnull, *job["files"])):
         handle = os.open(file, os.O_RDWR | os.O_CREAT)
         os.dup2(handle, stream)
@@ -139,4 +153,4 @@ def _run(first, *rest):
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _serve(*sys.argv[1:])

@@ -14,13 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 import wavepe.ops as ops
 
-from benchmarks import (
-    gpu_attention,
-    gpu_attention_checks,
-    gpu_tasks,
-    gpu_training,
-    gpu_window,
-)
+from benchmarks import gpu_attention, gpu_attention_checks, gpu_tasks, gpu_training, gpu_window
 from benchmarks.gpu_measure import Place
 from benchmarks.gpu_window import Phase
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import TestCase
 
 import mpmath
 import numpy as np
@@ -236,9 +237,10 @@ def test_formulas_become_mathml(rendered):
         assert rendered(text) == f"<p>{text}</p>"
 
 
-def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
-    rendered("Where $\\nothing{a}$ is.")
-    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
+def test_a_formula_that_cannot_be_drawn_is_told(rendered):
+    with TestCase().assertLogs() as logs:
+        rendered("Where $\\nothing{a}$ is.")
+    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in logs.output[0]
 
 
 def test_a_warning_stays_a_quote(rendered):
@@ -250,10 +252,12 @@ def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
     assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == "# Title\n\nText."
 
 
-def test_a_command_that_does_not_exist_is_told(hooks, caplog):
+def test_a_command_that_does_not_exist_is_told(hooks):
     text = "```\nwavepe plot bias --png a.png  # right\nwavepe plot bias \\\n    --jpg a.jpg\n```"
-    assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == text
-    assert caplog.text.count("wrong command") == caplog.text.count("arguments: --jpg a.jpg") == 1
+    with TestCase().assertLogs() as logs:
+        assert hooks.on_page_markdown(text, PAGE, CONFIG, None) == text
+    (line,) = logs.output
+    assert line.count("wrong command") == line.count("arguments: --jpg a.jpg") == 1
 
 
 def test_parameters_of_one_entry_have_their_own_defaults(tmp_path):
@@ -266,15 +270,15 @@ def test_parameters_of_one_entry_have_their_own_defaults(tmp_path):
     assert shown == ["int 1", "str 'x'"]
 
 
-def test_a_page_fetches_nothing_from_the_network(hooks, caplog):
+def test_a_page_fetches_nothing_from_the_network(hooks):
     own = '<script src="a.js"></script> <a href="https://a.org">a</a> <link rel="icon" href="i">'
-    assert hooks.on_post_page(own, PAGE, None) == own
-    assert not caplog.text
-    hooks.on_post_page('<script defer src="https://a.org/b"> <img src="//a.org/c.png">', PAGE, None)
-    hooks.on_post_page('<link rel="stylesheet" href="https://a.org/d.css">', PAGE, None)
-    assert re.findall(r"page.md fetches (\S+)", caplog.text) == [
-        "https://a.org/b", "//a.org/c.png", "https://a.org/d.css",
-    ]  # fmt: skip
+    with TestCase().assertNoLogs():
+        assert hooks.on_post_page(own, PAGE, None) == own
+    foreign = '<script defer src="https://a.org/b"> <img src="//a.org/c.png">'
+    with TestCase().assertLogs() as logs:
+        hooks.on_post_page(f'{foreign} <link rel="stylesheet" href="https://a.org/d">', PAGE, None)
+    addresses = re.findall(r"page.md fetches (\S+)", "\n".join(logs.output))
+    assert addresses == ["https://a.org/b", "//a.org/c.png", "https://a.org/d"]
 
 
 BROWSERS = [*filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chrome")))]

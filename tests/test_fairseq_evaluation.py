@@ -1,10 +1,10 @@
 """wavepe-fairseq-eval-lm: all tokens or none, at any length, in windows and in batches; and
 wavepe-fairseq-generate: beams, prefixes, and the scores of what it prints."""
 
-import logging
 import math
 import re
 from types import SimpleNamespace
+from unittest import TestCase
 
 import pytest
 from fairseq_cases import (
@@ -119,13 +119,13 @@ FOUR = ("wavelet", "rope", "alibi", "normalised")
     "spec",
     usually(["wavelet", "rope", "alibi", "t5", "kerple", "sandwich", "sinusoidal", "shaw"], FOUR),
 )
-def test_eight_times_the_trained_length(spec, guarded, caplog):
+def test_eight_times_the_trained_length(spec, guarded):
     """With no override, and all tokens of it."""
-    caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")
-    losses = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
+    with TestCase().assertLogs("fairseq_cli.eval_lm") as logs:
+        losses = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
     assert losses[0] != losses[1]
     assert max(losses) < math.log2(len(dictionary()))
-    assert caplog.text.count(f"Evaluated {len(validation_words()):,} tokens") == 2
+    assert str(logs.output).count(f"Evaluated {len(validation_words()):,} tokens") == 2
 
 
 def by_hand(path, block, context):

@@ -151,10 +151,7 @@ SOON = [c for c in OF_VALUES if c[0] == "fox" and (c[1] == LENGTH) == (c[2] != "
 
 
 @pytest.mark.parametrize("mode", some(*PROGRAMS))
-@pytest.mark.parametrize(
-    ("spec", "axes", "mask"),
-    soon(OF_VALUES, *SOON),
-)
+@pytest.mark.parametrize(("spec", "axes", "mask"), soon(OF_VALUES, *SOON))
 def test_sizes_that_only_values_tell(spec, axes, mask, mode):
     """Each size of every encoding, and what hides keys."""
 

@@ -98,10 +98,7 @@ def test_composed(option):
 
 @pytest.mark.parametrize(
     ("option", "dtype"),
-    [
-        *((option, dtype) for option in OPTIONS for dtype in (F32, F64)),
-        *by_turns(OPTIONS, LOW),
-    ],
+    [*((option, dtype) for option in OPTIONS for dtype in (F32, F64)), *by_turns(OPTIONS, LOW)],
 )
 def test_every_option(variant, option, dtype):
     grid(attention, option, FEW + SQUARE[3:5] if dtype == F32 else FEW, dtype)
@@ -141,10 +138,7 @@ MORE += ["bias", "bias of all heads", "bias, both sides, edge"]
 
 @pytest.mark.parametrize(
     ("option", "shape"),
-    soon(
-        itertools.product(OF_CHUNKS + MORE, CHUNKS),
-        *zip(OF_CHUNKS, CHUNKS, strict=True),
-    ),
+    soon(itertools.product(OF_CHUNKS + MORE, CHUNKS), *zip(OF_CHUNKS, CHUNKS, strict=True)),
 )
 def test_chunks_of_queries(option, shape):
     check(attention, generator("chunks", option), shape, OPTIONS[option])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import wavepe
-from processes import forked, output, python
+from processes import forked, output
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from wavepe import ops
 from wavepe.nn import Attention
@@ -95,7 +95,7 @@ with FlopCounterMode(display=False) as mode:
     ops.attention(x, x, x)
 assert mode.get_total_flops() == 2 * 2 * 4 * 4 * 8
 """
-AFTER = """
+BROUGHT = """
 import sys, torch
 before = set(sys.modules)
 import wavepe.nn, wavepe.ops
@@ -104,9 +104,14 @@ assert not brought, brought
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "start"), [(AFTER, python), ("import torch.utils.flop_counter", forked)]
-)
-def test_the_order_of_imports(before, start):
-    """Ours bring no more of torch and no Triton; the counter's import registers the formulas."""
-    output("-c", before + USE, start=start)
+FIRST = "import sys, wavepe.ops; assert 'torch.utils.flop_counter' not in sys.modules"
+
+
+@pytest.mark.parametrize("before", [FIRST, "import torch.utils.flop_counter"])
+def test_the_order_of_imports(before):
+    """The counter's import registers the formulas, before ours and after it."""
+    output("-c", before + USE, start=forked)
+
+
+def test_ours_bring_no_more_of_torch_and_no_triton():
+    output("-c", BROUGHT)

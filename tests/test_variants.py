@@ -100,10 +100,12 @@ def test_import_needs_numpy_alone():
         "import sys, wavepe; import numpy as np;"
         "wavepe.rope(np.ones((2, 4)), np.ones((2, 2)), np.zeros((2, 2)));"
         "wavepe.wavelet_table(3, *wavepe.wavelet_grid(8)); wavepe.encoding('wavelet');"
-        "print([m for m in ('torch', 'transformers', 'matplotlib', 'pywt') if m in sys.modules]);"
+        "import wavepe.cli; assert 'analysis' in dir(wavepe);"
+        "wavepe.analysis.rope_matrix(1, 4); wavepe.analysis.wavelet_transform([1.0], 1, 0);"
+        "print({'torch', 'transformers', 'matplotlib', 'pywt', 'rich'} & {*sys.modules});"
         "print(np.float32(1e-38) / np.float32(16) != 0)"
     )
-    assert output("-W", "error", "-c", code) == "[]\nTrue\n"
+    assert output("-W", "error", "-c", code) == "set()\nTrue\n"
 
 
 def test_calls_leave_the_rounding_mode_and_subnormals_alone(variant):

@@ -59,6 +59,12 @@ def sources(root: Path) -> dict[str, Source]:
     return modules
 
 
+@cache
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a module, which several functions look at."""
+    return list(ast.walk(tree))
+
+
 def room_of(module: str) -> str:
     """Return the room of a module: the folder in the package; "wavepe" for the package itself."""
     words = module.split(".")
@@ -95,7 +101,7 @@ def _imports(importer: str, source: Source, modules: Mapping[str, Source]) -> It
         elif module in modules or module in BINDINGS:
             yield Import(importer, module, name, line)
 
-    for node in ast.walk(source.tree):
+    for node in _nodes(source.tree):
         match node:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -159,7 +165,7 @@ def private_reads(modules: Mapping[str, Source]) -> list[Private]:
     ]
     for module, source in modules.items():
         imported = {each.asname or each.name for each in _aliases(source.tree)}
-        for node in ast.walk(source.tree):
+        for node in _nodes(source.tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr):
                 of_module = isinstance(node.value, ast.Name) and node.value.id in imported
                 rooms = attributes[node.attr] | (names[node.attr] if of_module else set())
@@ -184,9 +190,9 @@ def is_private(name: str) -> bool:
 
 def _bound(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     """Yield the private names that a module binds, and whether they are those of objects."""
-    classes = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    classes = (node.body for node in _nodes(tree) if isinstance(node, ast.ClassDef))
     members = {statement for body in classes for statement in body}
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 of_object = node in members
@@ -201,7 +207,7 @@ def _bound(tree: ast.Module) -> Iterator[tuple[str, bool]]:
 
 
 def _aliases(tree: ast.Module) -> Iterator[ast.alias]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from node.names
 
