@@ -31,7 +31,7 @@ def test_what_is_kept_shows_every_pair(sizes):
     assert first * second <= len(kept) < len(everything)
 
 
-@pytest.mark.parametrize("sizes", [(5,), (3, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(), (5,), (3, 4)], ids=str)
 def test_two_parameters_keep_all(sizes):
     assert beyond_pairs(calls(*map(range, sizes))) == set()
 
