@@ -35,7 +35,7 @@ hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on
 fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
 	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
 
-test: .venv/tested ## what tells in seven minutes that nothing is broken
+test: .venv/tested ## what tells in six minutes that nothing is broken
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 test-all: .venv/extras .venv/tested ## the long tail too: every combination, fuzz, faults, sanitizers, trainings
