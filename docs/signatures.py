@@ -2,9 +2,20 @@
 
 "first, beyond" documents two parameters in one entry. griffe gives both the annotation and the
 default of the first one. A type such as "Tensor (L,), (B, L)" becomes a tuple in parentheses.
+Classes of encodings are dataclasses by `register_encoding`, which griffe does not know.
 """
 
-from griffe import DocstringSectionParameters, ExprTuple, Extension, GriffeLoader, Module, Object
+from griffe import (
+    Class,
+    Decorator,
+    DocstringSectionParameters,
+    ExprName,
+    ExprTuple,
+    Extension,
+    GriffeLoader,
+    Module,
+    Object,
+)
 
 
 def correct(place: Object) -> None:
@@ -26,8 +37,14 @@ def correct(place: Object) -> None:
             correct(member)
 
 
-class OwnDefaults(Extension):
+class Signatures(Extension):
     """Correct the docstrings of a package before its pages are written."""
+
+    def on_class_instance(self, *, cls: Class, **kwargs: object) -> None:
+        """Make the options of an encoding the parameters of its class, as a dataclass's are."""
+        if any(str(each.value) == "register_encoding" for each in cls.decorators):
+            name = ExprName("dataclasses.dataclass")
+            cls.decorators.append(Decorator(name, lineno=cls.lineno, endlineno=cls.lineno))
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **kwargs: object) -> None:
         """Correct the docstrings of all modules."""

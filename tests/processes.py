@@ -49,8 +49,7 @@ def forked(*words, cwd=None, **environment):
         job = {"words": words, "cwd": os.fspath(cwd or os.getcwd()), "files": files, "path": path}
         job["environment"] = {**os.environ, **environment}
         server = _server()
-        server.write(json.dumps(job) + "\n")
-        server.flush()
+        print(json.dumps(job), file=server, flush=True)
         status = json.loads(server.readline())
         return subprocess.CompletedProcess(words, status, *(Path(f).read_text() for f in files))
 
@@ -109,8 +108,8 @@ def _serve(handle, *modules):
             child = os.fork()
             if not child:
                 break
-            lines.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-            lines.flush()
+            status = os.waitpid(child, 0)[1]
+            print(os.waitstatus_to_exitcode(status), file=lines, flush=True)
         else:
             os._exit(0)
     for stream, file in enumerate((os.devnull, *job["files"])):

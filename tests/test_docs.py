@@ -263,11 +263,12 @@ def test_a_command_that_does_not_exist_is_told(hooks):
 def test_parameters_of_one_entry_have_their_own_defaults(tmp_path):
     griffe = pytest.importorskip("griffe")
     text = '"""F.\n\n    Parameters\n    ----------\n    a, b\n        Text."""'
-    (tmp_path / "one.py").write_text(f'def f(a: int = 1, b: str = "x"):\n    {text}')
+    encoding = "@register_encoding\nclass E:\n    a: int = 1\n"
+    (tmp_path / "one.py").write_text(f'{encoding}def f(a: int = 1, b: str = "x"):\n    {text}')
     ours = griffe.load_extensions("dataclasses", str(ROOT / "docs/signatures.py"))
     one = griffe.load("one", search_paths=[tmp_path], docstring_parser="numpy", extensions=ours)
-    shown = [f"{each.annotation} {each.default}" for each in one["f"].docstring.parsed[1].value]
-    assert shown == ["int 1", "str 'x'"]
+    named = [*one["f"].docstring.parsed[1].value, one["E"].parameters["a"]]
+    assert [f"{x.annotation} {x.default}" for x in named] == ["int 1", "str 'x'", "int 1"]
 
 
 def test_a_page_fetches_nothing_from_the_network(hooks):
