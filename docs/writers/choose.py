@@ -193,16 +193,17 @@ def checkpoints(root: Path) -> list[Case]:
             "compare the two",
             f"with `wavelet`, by the recipe `plain`, {model} was fine-tuned on "
             f"{real['settings']['tokens']:,} tokens ({seconds:.0f} s on an "
-            f"{real['environment']['gpu'].split()[-1]}). A full recovery takes a few percent of "
-            "the tokens of pre-training: a few billion out of 100 billion",
+            f"{real['environment']['gpu'].split()[-1]}). Going by published conversions, "
+            "a full recovery takes a few percent of the pre-training tokens: a few billion out of "
+            "100 billion",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
             f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
             f"the swap is {arms['plain'][full] / arms['control'][full] - 1:.0%} worse than the "
-            "fine-tuned stock model at the trained length. At 4 times that length it is "
-            f"{lost['plain']:.0%} above what that model has at the trained length; untrained YaRN "
-            f"is only {lost['yarn']:.0%} above the untouched stock model. "
+            "fine-tuned stock model at the trained length. At 4 times that length its perplexity "
+            f"is {lost['plain']:.0%} higher than that of the fine-tuned stock model at the trained "
+            f"length; untrained YaRN is only {lost['yarn']:.0%} above the untouched stock model. "
             f"{same_training(root, 2 * TRAINED_LENGTH)}. Retrieval recovers later than perplexity",
         ),
     ]
@@ -221,8 +222,8 @@ def new_models(root: Path) -> list[Case]:
         Case(
             "a new model, texts within the trained length",
             f"`{best}`",
-            f"{price(root, best)}; in a model with {HEADS} heads of {HEAD_DIM} each layer learns "
-            f"{learned(best):,} numbers, or all layers together with `shared=true`",
+            f"{price(root, best)}; in a model with {HEADS} heads of size {HEAD_DIM}, each layer "
+            f"learns {learned(best):,} numbers; with `shared=true` all layers together do",
             f"small models: {small(BEST, 1)}, Transformer-XL {small(xl, 1)}, RoPE "
             f"{small('rope', 1)}; larger ones on prose: {large(LARGE_BEST, 1)}, {large(xl, 1)}, "
             f"{large('rope', 1)}",
@@ -251,7 +252,7 @@ def new_models(root: Path) -> list[Case]:
             f"in texts 16 times as long, one fact is found in {needle(BEST, 16)} of the cases, "
             f"KERPLE alone {needle('kerple', 16)}, Transformer-XL {needle('transformer_xl', 16)}, "
             f"ALiBi {needle('alibi', 16)}, wavelets alone {needle(W, 16)}, YaRN "
-            f"{needle(YARN, 16)}; of eight facts "
+            f"{needle(YARN, 16)}; of eight facts the same encodings find "
             + ", ".join(keys(x, 16) for x in (BEST, "kerple", "transformer_xl", "alibi", W, YARN)),
             "one seed of three does not learn the task with eight facts; with KERPLE alone or "
             f"ALiBi every seed does. Chains of facts at 8 times the length: {chains(BEST, 8)}, "

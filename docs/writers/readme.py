@@ -83,16 +83,16 @@ def found(root: Path) -> str:
         f"{_percent(needle('kerple', 16))} with KERPLE alone, "
         f"{_percent(needle('transformer_xl', 16))} with Transformer-XL, "
         f"{_percent(needle('alibi', 16))} with ALiBi, {_percent(needle(W, 16))} with wavelets "
-        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. Of eight facts "
-        f"the first two find {_percent(keys(BEST, 16))} and {_percent(keys('kerple', 16))}, "
-        "although one of three seeds with the wavelets never learns the task. For chains of facts "
-        "YaRN is better: "
-        f"{_percent(chains(YARN, 8))} against {_percent(chains(BEST, 8))} at 8 times the length "
-        "([all tasks](docs/results/index.md#tasks)).",
+        f"alone, and {_percent(needle(YARN, 16))} with RoPE and YaRN at inference. Of eight "
+        f"facts the first two encodings find {_percent(keys(BEST, 16))} and "
+        f"{_percent(keys('kerple', 16))}, but one of the wavelets' three seeds never "
+        "learns the task. For chains of facts YaRN is better: "
+        f"{_percent(chains(YARN, 8))} against the wavelets' {_percent(chains(BEST, 8))} at 8 times "
+        "the length ([all tasks](docs/results/index.md#tasks)).",
         f"**Perplexity** of such models at 16 times the length is {small(BEST, 16)} with these "
         f"wavelets, {small('transformer_xl', 16)} with Transformer-XL{alike(root)}, "
-        f"{small('kerple', 16)} with KERPLE, and {small(YARN, 16)} with YaRN. On a longer text the "
-        f"wavelets reach {combined(BEST, 16)}, and Transformer-XL with KERPLE "
+        f"{small('kerple', 16)} with KERPLE, and {small(YARN, 16)} with YaRN. Evaluated on more "
+        f"text, the wavelets reach {combined(BEST, 16)}, and Transformer-XL with KERPLE "
         f"{combined('transformer_xl+kerple', 16)} ([what this does not "
         "show](docs/concepts/extrapolation.md#what-does-not-follow)).",
         "**A real model**, SmolLM2-135M. After [the same "
@@ -101,10 +101,10 @@ def found(root: Path) -> str:
         f"than a swap to `wavelet+kerple` at {better}: {yarn[once]:.2f} against {kerple[once]:.2f} "
         f"at the trained length, {yarn[twice]:.2f} against {kerple[twice]:.2f} at twice that; "
         f"plain RoPE reaches {control[once]:.2f} and {control[twice]:.2f}. A longer run, "
-        f"{real['settings']['tokens'] // 10**6} million tokens of other text, has no fine-tuned "
-        f"YaRN: at twice the trained length a swap to `{swap}` reaches {arms['plain'][twice]:.2f}, "
-        f"plain RoPE {arms['control'][twice]:.2f}, and untrained YaRN {arms['yarn'][twice]:.2f}. "
-        f"Within the trained length that swap costs up to {behind:.0%}.",
+        f"{real['settings']['tokens'] // 10**6} million tokens of other text, did not include "
+        f"fine-tuned YaRN: at twice the trained length a swap to `{swap}` reaches "
+        f"{arms['plain'][twice]:.2f}, plain RoPE {arms['control'][twice]:.2f}, and untrained YaRN "
+        f"{arms['yarn'][twice]:.2f}. Within the trained length that swap costs up to {behind:.0%}.",
         f"**Speed on a CPU.** {bench_headline(root)} A decoding step with these wavelets "
         f"takes {decoding(root, LARGE_BEST)} times as long as with the stock model. [All "
         "figures](docs/results/speed.md) show where wavepe is slower.",
