@@ -193,9 +193,8 @@ def checkpoints(root: Path) -> list[Case]:
             "compare the two",
             f"with `wavelet`, by the recipe `plain`, {model} was fine-tuned on "
             f"{real['settings']['tokens']:,} tokens ({seconds:.0f} s on an "
-            f"{real['environment']['gpu'].split()[-1]}). Going by published conversions, "
-            "a full recovery takes a few percent of the pre-training tokens: a few billion out of "
-            "100 billion",
+            f"{real['environment']['gpu'].split()[-1]}). Published conversions needed about 1% of "
+            "the pre-training tokens for a full recovery: a billion out of 100 billion",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
             f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
