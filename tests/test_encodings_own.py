@@ -86,7 +86,8 @@ def test_own_rotary_encoding(own):
             return inv_freq / 2, factor
 
     encoding = wavepe.encoding("halved:theta=100,inference_theta=scaled")
-    assert str(encoding.trained_as()) == "halved:theta=100"
+    dynamic = wavepe.encoding("halved:theta=100,type=dynamic,factor=2")
+    assert str(encoding.trained_as()) == str(dynamic.trained_as()) == "halved:theta=100"
     assert encoding != wavepe.encoding("rope:theta=100,inference_theta=scaled")
     table = encoding.rope_table(np.arange(20), 16, trained_length=10)
     angle = np.arange(20)[:, None] * 200.0 ** (-np.arange(8) / 8) / 2

@@ -177,8 +177,7 @@ def test_an_interrupted_conversion_leaves_nothing(error, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [source]
 
 
-# Converts, and gets a signal before the third file is copied; argv: signal, source, target.
-# SIGHUP comes in a finalizer, where Python drops all exceptions.
+# Gets a signal before the third file is copied, SIGHUP in a finalizer; argv: signal, source, target
 STOPPED = """
 import os, shutil, signal, sys, time
 from wavepe.hf import convert
@@ -194,11 +193,9 @@ class Finalized:
 
 def stopping(file, target, **options):
     copied.append(file)
-    if len(copied) == 3 and number == signal.SIGHUP:
-        Finalized()
+    if len(copied) == 3:
+        Finalized() if number == signal.SIGHUP else os.kill(os.getpid(), number)
         time.sleep(60)
-    elif len(copied) == 3:
-        os.kill(os.getpid(), number)
     return copyfile(file, target, **options)
 
 

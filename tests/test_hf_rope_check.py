@@ -56,8 +56,10 @@ def test_one_layer_differs():
 @by_turns(always=("llama", "phi3"))
 def test_models_of_wavepe_agree(family):
     for spec in ("rope", "rope:theta=77", "rope:type=yarn,factor=4", "rope:type=dynamic,factor=2"):
-        verdict = wavepe.hf.check_rope(wavepe.hf.patch(build(family), spec))
-        assert verdict, f"{spec}: {verdict}"
+        model = wavepe.hf.patch(build(family), spec)
+        for length in (None, 128):
+            verdict = wavepe.hf.check_rope(wavepe.hf.fix_length(model, length))
+            assert verdict, f"{spec}: {verdict}"
 
 
 def test_a_folder_of_wavepe_agrees(tmp_path):
@@ -69,10 +71,10 @@ def test_a_folder_of_wavepe_agrees(tmp_path):
 
 def test_other_models_are_refused():
     for spec in ("alibi", "rope+alibi", "rope@0", {"0": "rope", "1": "alibi"}):
-        with pytest.raises(ValueError, match=r"by theta and type alone, got .*(alibi|@)"):
+        with pytest.raises(ValueError, match=r"alone, the same in all layers, got .*(alibi|@)"):
             wavepe.hf.check_rope(patched_tiny(spec))
     for model in map(build, UNROTATED):
-        with pytest.raises(ValueError, match="needs a model with RoPE, and no inkling"):
+        with pytest.raises(ValueError, match="needs RoPE, and no layer of this inkling"):
             wavepe.hf.check_rope(model)
     with pytest.raises(TypeError, match="needs a model"):
         wavepe.hf.check_rope("my-llama")

@@ -279,10 +279,10 @@ ONES, ZEROS, HEADS = np.ones((4, 32)), np.zeros((4, 32)), np.ones((4, DIM))
 TOO_FAR = "position 5958 rope_report needs a length above"
 NO_TURN = "cannot show a rotation"
 NO_BASE = r"needs rope_theta, as in to_dict\(\) of a loaded model; got the keys"
-NO_ROPE = "needs RoPE by theta and type alone, got"
+NO_ROPE = "needs RoPE by theta and type alone, the same in all layers, got"
 # The encodings of wavepe's models that are more than a rotation by theta and type
 MORE = ("alibi", "rope+alibi", "rope@0", "rope:fraction=0.5", "rope:type=yarn,factor=scaled",
-        "rope:type=proportional", "rope:inference_theta=9", {"0": "rope"})  # fmt: skip
+        "rope:type=proportional", "rope:inference_theta=9", "rotary", {"0": "rope"})  # fmt: skip
 # Arrays or a configuration, and the error that names what is wrong with them
 REFUSED = [
     ({}, r"check needs inv_freq \(..., 32\), or cos .* got the shapes {'positions'"),

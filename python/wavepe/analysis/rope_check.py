@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from ..hf import families, rope_config
+from ..hf.install import installed
+from ..hf.rotary import RopeRotation
 from ..referee import RopeReport, Verdict, rope_report
 from ..referee.check import joined
 from ..referee.engine import probes
@@ -46,16 +48,19 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     base = families.decoder(model)
     config, layers, sizes = base.config, families.attentions(base), families.sizes(base)
     at = probes(config.max_position_embeddings) if positions is None else np.array([*positions])
+    parts = record.length_parts if (record := installed(base)) else ()
+    fixed = [x.rotation.length for x in parts if isinstance(x, RopeRotation)]
+    length = next(filter(None, fixed), int(at.max()) + 1)
     reports: dict[Any, RopeReport] = {}
     for index, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
         if (slot := families.slot(config, layer, index)) is not None:
             rope = {"head_dim": size.head_dim, "layer_rope_theta": ()}
             if slot.layer_type is None:
                 rope["rope_parameters"] = rope_config.parameters(config, slot)
-            settings, length = {**config.to_dict(), **rope}, int(at.max()) + 1
+            settings = {**config.to_dict(), **rope}
             reports[layer] = rope_report(settings, length=length, layer_type=slot.layer_type)
     if not reports:
-        raise ValueError(f"check_rope needs a model with RoPE, and no {config.model_type} has it")
+        raise ValueError(f"check_rope needs RoPE, and no layer of this {config.model_type} has it")
     verdicts: dict[int, Verdict] = {}
 
     def check(layer: Any, args: Any, kwargs: Any) -> None:

@@ -196,7 +196,8 @@ class RoPE(Encoding):
         kind = None if self.type == "default" else self.type
         options: dict[str, Any] = {"theta": theta, "interleaved": self.interleaved or None}
         if kind == "dynamic" or self.factor == "scaled":
-            return RoPE(**options, partial_rotary_factor=self.partial_rotary_factor)
+            kind, kept = None, ("rope_theta", "partial_rotary_factor")
+            options |= dict.fromkeys(PARAMETERS.keys() - kept)
         return dataclasses.replace(super().trained_as(), **options, type=kind)
 
     def frequencies(

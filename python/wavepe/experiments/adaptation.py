@@ -24,7 +24,7 @@ _ROWS = {
     "control": "{} model, fine-tuned", "swapped": "swapped", "adapted": "swapped, fine-tuned",
 }  # fmt: skip
 _ADVICE = """For text beyond the trained length alone, compare YaRN and Self-Extend, which need \
-no training: give --lengths beyond it."""
+no training. The table has them for --lengths beyond it, if the source model's RoPE is plain."""
 
 
 @dataclass(frozen=True, repr=False)

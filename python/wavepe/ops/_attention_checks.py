@@ -82,12 +82,15 @@ def plain_options(compiling: bool, **options: Any) -> list[Any]:
 def check_mask(name: str, mask: Tensor) -> None:
     """Raise for a mask of another dtype or 2 or 3 axes, with advice how to convert it."""
     if mask.dtype != torch.bool:
-        advice = "== 0 for a mask of 0 and -inf" if mask.is_floating_point() else "!= 0"
-        text = f"{name} must be bool, with True for visible keys: pass {name} {advice}"
+        advice = f"{name} != 0"
+        if mask.is_floating_point():
+            advice = f"{name} == 0 for a mask of 0 and -inf, {advice} for one of 0 and 1"
+        text = f"{name} must be bool, with True for visible keys: pass {advice}"
         check(False, f"{text}; got {mask.dtype}")
     if name == "mask" and mask.dim() in (2, 3):
         three = "mask[:, None] of (B, m, n), mask[None] of (H, m, n)"
-        advice = "mask[None, None]" if mask.dim() == 2 else three
+        two = "mask[None, None] of (m, n), or key_mask of (B, n)"
+        advice = two if mask.dim() == 2 else three
         check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {advice}")
 
 

@@ -94,7 +94,8 @@ def check_tensors(**tensors: torch.Tensor) -> None:
             advice = f"give {name}.to_local(), which must hold whole heads and all tokens"
             check(False, f"{name} must be a plain tensor, got a DTensor: {advice}")
         if value.is_nested:  # it has no shape to compare
-            check(False, f"{name} must be dense, got a nested tensor: pad it, and give key_mask=")
+            advice = "pad it; in attention, key_mask hides the padding"
+            check(False, f"{name} must be dense, got a nested tensor: {advice}")
 
 
 def with_range(

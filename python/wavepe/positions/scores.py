@@ -298,7 +298,7 @@ class Scores:
         for table, terms in tables:
             if terms.input_query is not None:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
-                from_input.append((table, r.to(q.device, q.dtype) / factor))
+                from_input.append((table, r.to(q.device, dtype) / factor))
         if from_input:
             tables = [(table, terms) for table, terms in tables if terms.input_query is None]
         arguments: dict[str, Any] = {}

@@ -212,13 +212,15 @@ def rope_report(
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
     if "position_encoding" in read:  # a model that wavepe wrote
         read["model_type"] = str(read.get("model_type")).removeprefix("wavepe_")
-    encoding = read.get("position_encoding") or read.get("position_embedding_type")
-    encoding = encoding or ("alibi" if read.get("alibi") else "rope")
+    encoding = read.get("position_embedding_type") or ("alibi" if read.get("alibi") else "rope")
+    encoding = read.get("position_encoding") or ("rope" if encoding == "rotary" else encoding)
     if read.get("patch_size") and "vocab_size" not in read:
         encoding = "positions of images"
     encoding = _OTHERS.get(str(read.get("model_type")), encoding)
     if (spec := _of_spec(encoding)) is None:
-        raise ValueError(f"a report needs RoPE by theta and type alone, got {encoding!r}")
+        raise ValueError(
+            f"a report needs RoPE by theta and type alone, the same in all layers, got {encoding!r}"
+        )
     for name, keys in _KEYS.items():
         if values := [read[key] for key in keys if read.get(key) is not None]:
             read[name] = values[0]
@@ -298,7 +300,7 @@ def _read_gguf(file: BinaryIO) -> dict[str, Any]:
 def _of_spec(spec: Any) -> dict[str, Any] | None:
     """Return the rope parameters of a spec; None if it names more, or a part of the head."""
     parts = split_spec(spec) if isinstance(spec, str) else []
-    if len(parts) != 1 or parts[0][1] or parts[0][0].partition(":")[0] not in ("rope", "rotary"):
+    if len(parts) != 1 or parts[0][1] or parts[0][0].partition(":")[0] != "rope":
         return None
     options = {_OF_SPEC.get(k, k): x for k, x in read_spec(spec)[1].items() if k != "interleaved"}
     known = options.keys() <= {*_OF_SPEC.values(), *PARAMETERS} - {"partial_rotary_factor"}
