@@ -126,8 +126,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests first
 def pytest_collection_modifyitems(config, items):
-    """Leave slow tests out, but with --all, and run the longest ones first: at the end, one core
-    would run while the others wait."""
+    """Leave slow tests out, but with --all. The longest ones come first: at the end, cores wait."""
     if is_quick(config):
         slow = {item for item in items if item.get_closest_marker("slow")}
         config.hook.pytest_deselected(items=list(slow))
@@ -171,8 +170,7 @@ def beyond_pairs(calls):
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze():
-    """Freeze what is there before a file's tests, so that collections of garbage skip it: Trainer's
-    and the search of `wavepe.hf.patch` would take longer than the rest of a tiny test."""
+    """Freeze what is there: Trainer's collections of garbage would take longer than the tests."""
     gc.collect()
     gc.freeze()
 

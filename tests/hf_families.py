@@ -4,8 +4,7 @@
 
 The reference is the stock model in float64, with the same weights and a plain attention. That
 computes all scores, gathers p from the oracle's table, and makes its own mask. The scaling, cap and
-window of a family, and its layers without positions, are in `Family`, and not read from
-transformers.
+window of a family, and its layers without positions, are in `Family`, not read from transformers.
 """
 
 import itertools

@@ -2,8 +2,7 @@
 
 `python` and `output` start an interpreter, which imports torch and transformers again: seconds.
 `forked` runs the same words in a fork of a process that has imported both, but not wavepe. It
-serves where the start of the interpreter is not what is tested. All workers of a run share that
-process.
+serves where the start of the interpreter is not what is tested. All workers of a run share it.
 """
 
 import atexit
@@ -87,11 +86,16 @@ def _server():
             return client.makefile("rw")
 
 
-def _serve(handle, *modules):
-    """Import the modules, then fork for each client, and there for each line that it sends."""
+def import_all(modules):
+    """Import those of the modules that are installed."""
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def _serve(handle, *modules):
+    """Import the modules, then fork for each client, and there for each line that it sends."""
+    import_all(modules)
     gc.collect()
     gc.freeze()  # collections of the forks need not look at what was imported
     with socket.socket(fileno=int(handle)) as listener:

@@ -53,8 +53,7 @@ FAIRSEQ = ROOT / ".venv-fairseq/bin/python"
 
 
 def copy_tree(tree):
-    """Bring the copy up to date, built modules too. Times are kept, so nothing is compiled without
-    need."""
+    """Bring the copy up to date, built modules too; with their times, so that none is compiled."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     ).stdout.split("\n")
