@@ -253,11 +253,11 @@ def test_arrays_without_their_range_are_refused(attention, torch, method, needed
         attention("bare", 8, 2)(q, q, q)
 
 
-@pytest.mark.parametrize("slopes", [[1.0], [1.0, math.nan], 1.0], ids=str)
+@pytest.mark.parametrize("slopes", [[1.0], [1.0, math.nan], [1.0, -1e39], 1.0], ids=str)
 def test_slopes_that_do_not_fit_are_refused(attention, slopes):
-    register_encoding(type("Odd", (ALiBi,), {"name": "odd", "slopes": lambda *_: slopes}))
-    with pytest.raises(ValueError, match=r"'odd': slopes\(\) must return 2 finite numbers, got"):
-        attention("odd", 8, 2)
+    register_encoding(type("Odd", (ALiBi,), {"name": "o", "slopes": lambda *_: slopes}))
+    with pytest.raises(ValueError, match=r"'o': slopes\(\) must be 2 finite float32 numbers, got"):
+        attention("o", 8, 2)
 
 
 def asking(name):

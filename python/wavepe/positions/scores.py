@@ -424,10 +424,10 @@ class Scores:
 
 
 def _slopes(part: Encoding, heads: int) -> np.ndarray:
-    """Return the slopes of an encoding; ValueError if they are not (heads,) or not finite."""
+    """Return the slopes of an encoding; ValueError if they are not (heads,) or beyond float32."""
     slopes = np.asarray(part.slopes(heads), np.float64)
-    if slopes.shape != (heads,) or not np.isfinite(slopes).all():
-        raise ValueError(f"'{part}': slopes() must return {heads} finite numbers, got {slopes}")
+    if slopes.shape != (heads,) or not (np.abs(slopes) <= np.finfo(np.float32).max).all():
+        raise ValueError(f"'{part}': slopes() must be {heads} finite float32 numbers, got {slopes}")
     return slopes
 
 
