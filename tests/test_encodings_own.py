@@ -7,22 +7,12 @@ import numpy as np
 import pytest
 import wavepe
 import wavepe.encodings
-from wavepe.encodings import (
-    ALiBi,
-    Encoding,
-    Query,
-    RoPE,
-    known_encodings,
-    option,
-    register_encoding,
-)
+from wavepe.encodings import ALiBi, Encoding, Query, RoPE, option, register_encoding
 
 
 @pytest.fixture
 def attention(own, torch):
-    from wavepe.nn import Attention
-
-    return Attention
+    return wavepe.nn.Attention
 
 
 def learner(name, initial, **methods):
@@ -41,13 +31,13 @@ def test_own_encoding(own):
             return np.full(heads, self.slope)
 
     encoding = wavepe.encoding("even:slope=1")
-    assert encoding == Even(1.0)
+    assert encoding == Even(1.0) != Even()
     assert str(encoding) == "even:slope=1"
     assert wavepe.encoding(encoding.to_dict()) == encoding == encoding.trained_as()
     assert (encoding.terms, encoding.learns) == (("slopes",), ())
     assert (encoding.adds, encoding.rotates) == (False, False)
     np.testing.assert_array_equal(encoding.slopes(3), [1.0, 1.0, 1.0])
-    assert known_encodings()[-1] == "even"
+    assert wavepe.encodings.known_encodings()[-1] == "even"
     with pytest.raises(ValueError, match="even slope must be a number"):
         wavepe.encoding("even:slope=steep")
     with pytest.raises(NotImplementedError, match="'even:slope=1'"):
@@ -188,14 +178,14 @@ def test_own_options_are_checked(own):
     ],
 )  # fmt: skip
 def test_unfit_own_class(own, body, error, message):
-    before = known_encodings()
+    before = wavepe.encodings.known_encodings()
     body = {"name": "own", "slopes": len, "options": (), **body}
     options = body.pop("options")
     body = {key: value for key, value in body.items() if value is not None}
     cls = dataclasses.make_dataclass("Own", options, bases=(Encoding,), frozen=True, namespace=body)
     with pytest.raises(error, match=message):
         register_encoding(cls)
-    assert known_encodings() == before
+    assert wavepe.encodings.known_encodings() == before
 
 
 def test_what_is_no_class_of_an_encoding(own):
@@ -262,11 +252,7 @@ def test_slopes_that_do_not_fit_are_refused(attention, slopes):
 
 def asking(name):
     """Register `asked`, which learns u or v alone."""
-
-    def learned_query(self, parameters):
-        return Query(**parameters)
-
-    learner("asked", lambda *sizes: {name: np.zeros(sizes[::-1])}, learned_query=learned_query)
+    learner("asked", lambda *d: {name: np.zeros(d[::-1])}, learned_query=lambda _, x: Query(**x))
 
 
 def test_tables_of_heads_have_a_first_one(own, torch):
@@ -321,6 +307,16 @@ def test_wrong_rows_are_refused(attention, spec, returned, error, message):
         attention(spec, 8, 2)
 
 
+def test_u_alone_does_not_reach_the_table_of_another_part(attention, torch):
+    asking("u")
+    module = attention("asked+wavelet:scales=2", 8, 2)
+    u = module.position_encoding.asked.u.data.normal_()
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    p = torch.from_numpy(wavepe.encoding("wavelet:scales=2").table(5, 8).p).float()
+    want = wavepe.ops.attention(q + u[:, None], k, v, p=p, q_rel=q)
+    torch.testing.assert_close(module(q, k, v), want)
+
+
 def test_queries_need_what_reads_them(attention, torch):
     asking("v")
     q = torch.zeros(1, 2, 4, 8)
@@ -333,8 +329,7 @@ def test_names_that_modules_have(attention):
         return next(iter(parameters.values()))[:, None], 0, "edge"
 
     for name, parameter in (("half", "x"), ("plain", "half")):
-        initial = {parameter: np.zeros(2)}
-        learner(name, lambda *_, initial=initial: initial, learned_bias=learned_bias)
+        learner(name, lambda *_, x=parameter: {x: np.zeros(2)}, learned_bias=learned_bias)
         with pytest.raises(ValueError, match="cannot be called 'half'"):
             attention(f"alibi+{name}", 8, 2)
 
