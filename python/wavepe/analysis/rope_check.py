@@ -51,14 +51,14 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     parts = record.length_parts if (record := installed(base)) else ()
     fixed = [x.rotation.length for x in parts if isinstance(x, RopeRotation)]
     length = next(filter(None, fixed), int(at.max()) + 1)
+    settings = config.to_dict()
     reports: dict[Any, RopeReport] = {}
     for index, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
         if (slot := families.slot(config, layer, index)) is not None:
-            rope = {"head_dim": size.head_dim, "layer_rope_theta": ()}
+            own = {**settings, "head_dim": size.head_dim, "layer_rope_theta": ()}
             if slot.layer_type is None:
-                rope["rope_parameters"] = rope_config.parameters(config, slot)
-            settings = {**config.to_dict(), **rope}
-            reports[layer] = rope_report(settings, length=length, layer_type=slot.layer_type)
+                own["rope_parameters"] = rope_config.parameters(config, slot)
+            reports[layer] = rope_report(own, length=length, layer_type=slot.layer_type)
     if not reports:
         raise ValueError(f"check_rope needs RoPE, and no layer of this {config.model_type} has it")
     verdicts: dict[int, Verdict] = {}

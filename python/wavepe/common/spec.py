@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple[Scalar, ...]
+TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep a spec begin so
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")

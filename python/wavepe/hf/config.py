@@ -18,7 +18,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from ..common.runtime import __version__
-from .families import ATTENTION, FAMILIES, TYPE_PREFIX, Family, is_stock
+from ..common.spec import TYPE_PREFIX
+from .families import ATTENTION, FAMILIES, Family, is_stock
 from .folder import AUTO_CLASSES, OfFolder, auto_map, write_beside
 from .layers import LayerEncodings, StoredSpec
 from .rotary_check import LIVE

@@ -20,9 +20,10 @@ from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..common.files import inside, leading_names, leads_out, new_folder, read_object, write_object
+from ..common.spec import TYPE_PREFIX
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
-from .families import FAMILIES, TYPE_PREFIX
+from .families import FAMILIES
 from .folder import MODULE, auto_map, is_ours, write_beside
 from .layers import LayerEncodings, Spec, StoredSpec
 from .learned import MODULE_NAME

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ..common.spec import TYPE_PREFIX
 from . import pairs
 from .pairs import Layout
 from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
@@ -23,7 +24,6 @@ from .rope_config import EACH_BASE, Slot, has_layer_types, layer_bases
 # whose encoding leaves the scores alone.
 FUSED_ON = ("cpu",)
 ATTENTION = "wavepe"  # transformers knows the attention and its mask by this name
-TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep the encoding begin so
 
 # The names that the argument for the cache may have: from transformers 5.24 on, before, and in
 # layers of GPT-NeoX. A stock model of 5.24 takes the old name, too, and warns.

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..arrays.rope_frequencies import ROPE_TYPES
+from ..common.spec import TYPE_PREFIX
 from . import families, rope_config
-from .families import ATTENTION, TYPE_PREFIX
+from .families import ATTENTION
 from .layers import LayerEncodings, StoredSpec, spec_text
 
 LIVE = "_wavepe_live"  # attribute of the configuration of a live model: a `Link`

@@ -53,6 +53,11 @@ class Engine:
     shift: int = 0
     swapped: bool = False
 
+    @property
+    def trained_length(self) -> float | None:
+        """The length before a raise, where the rule has it."""
+        return self.parameters.get(ORIGINAL, self.max_length)
+
     @cached_property
     def frequencies(self) -> tuple[np.ndarray, float]:
         """The frequencies of the pairs, and the attention factor."""

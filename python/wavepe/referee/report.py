@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from ..arrays.rope_frequencies import DEFAULT_THETA, ORIGINAL, PARAMETERS, standard_parameters
 from ..common import checks
 from ..common.files import read_object
-from ..common.spec import read_spec, split_spec
+from ..common.spec import TYPE_PREFIX, read_spec, split_spec
 from .check import NAMES, Verdict, check, checked_arrays
 from .engine import Engine
 
@@ -161,7 +161,7 @@ class RopeReport:
         ends = np.flatnonzero(np.diff(same[0] + 2 * same[1]))  # where the rule changes
         rows = np.unique([*np.linspace(0, pairs - 1, 9).astype(int), *ends, *(ends + 1)])
         columns = {"pair": rows, "divided by": divisors[rows], "tokens per turn": tokens[rows]}
-        for length in filter(None, (parameters.get(ORIGINAL, engine.max_length), engine.length)):
+        for length in filter(None, (engine.trained_length, engine.length)):
             columns[f"turns in {length:.0f}"] = length / tokens[rows]
         layout = {None: "", True: " (2i, 2i+1)", False: f" (i, i+{pairs})"}[engine.interleaved]
         return "\n".join([
@@ -211,7 +211,7 @@ def rope_report(
     read = _read(config)
     read = dict(read["text_config"]) if isinstance(read.get("text_config"), Mapping) else read
     if "position_encoding" in read:  # a model that wavepe wrote
-        read["model_type"] = str(read.get("model_type")).removeprefix("wavepe_")
+        read["model_type"] = str(read.get("model_type")).removeprefix(TYPE_PREFIX)
     encoding = read.get("position_embedding_type") or ("alibi" if read.get("alibi") else "rope")
     encoding = read.get("position_encoding") or ("rope" if encoding == "rotary" else encoding)
     if read.get("patch_size") and "vocab_size" not in read:
@@ -231,7 +231,7 @@ def rope_report(
     inv_freq, factor = engine.frequencies
     if not inv_freq.any():
         raise ValueError(f"a rotation needs a pair that turns, got {engine.parameters}")
-    trained = engine.parameters.get(ORIGINAL, engine.max_length)  # before a raise by the rule
+    trained = engine.trained_length
     turns = None if trained is None else inv_freq * trained / (2 * np.pi)
     others = {key: x[0] for key, x in types.items()}
     return RopeReport(inv_freq.copy(), factor, turns, engine, tuple(notes), kind, others)

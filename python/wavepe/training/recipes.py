@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from .. import encodings
+from ..common.spec import TYPE_PREFIX
 from ..encodings import Encoding, RoPE, Wavelet
 from ..encodings.wavelet import scale_hint
 from ..hf import families, rope_config
@@ -164,7 +165,7 @@ def _kept_rotation(base: Any, length: int, source: Any) -> tuple[RoPE | None, st
 def check_fit(model: Any, encoding: Encoding) -> None:
     """Raise ValueError if the model cannot have the encoding, before the work begins."""
     config = model.config.to_dict()
-    kind = families.TYPE_PREFIX + str(config["model_type"]).removeprefix(families.TYPE_PREFIX)
+    kind = TYPE_PREFIX + str(config["model_type"]).removeprefix(TYPE_PREFIX)
     name = CLASS_PREFIX + type(model).__name__.removeprefix(CLASS_PREFIX)
     config |= {"model_type": kind, "architectures": [name], "position_encoding": str(encoding)}
     empty_model("the model", config, LayerEncodings(encoding))
