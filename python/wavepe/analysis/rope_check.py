@@ -55,10 +55,10 @@ def check_rope(model: nn.Module, positions: Iterable[int] | None = None) -> Verd
     reports: dict[Any, RopeReport] = {}
     for index, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
         if (slot := families.slot(config, layer, index)) is not None:
-            own = {**settings, "head_dim": size.head_dim, "layer_rope_theta": ()}
+            changed = {**settings, "head_dim": size.head_dim, "layer_rope_theta": ()}
             if slot.layer_type is None:
-                own["rope_parameters"] = rope_config.parameters(config, slot)
-            reports[layer] = rope_report(own, length=length, layer_type=slot.layer_type)
+                changed["rope_parameters"] = rope_config.parameters(config, slot)
+            reports[layer] = rope_report(changed, length=length, layer_type=slot.layer_type)
     if not reports:
         raise ValueError(f"check_rope needs RoPE, and no layer of this {config.model_type} has it")
     verdicts: dict[int, Verdict] = {}
